@@ -1,0 +1,3 @@
+//! Speech from text with Higgs Audio v3 (Higgs TTS 3), in ONNX Runtime.
+
+pub mod error;

@@ -1,0 +1,3 @@
+//! `higgs-tts`: speech from text on your own machine.
+
+fn main() {}
