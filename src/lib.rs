@@ -1,3 +1,4 @@
 //! Speech from text with Higgs Audio v3 (Higgs TTS 3), in ONNX Runtime.
 
+pub mod codes;
 pub mod error;
