@@ -2,3 +2,5 @@
 
 pub mod codes;
 pub mod error;
+pub mod manifest;
+pub mod onnx;
