@@ -4,3 +4,5 @@ pub mod codes;
 pub mod error;
 pub mod manifest;
 pub mod onnx;
+pub mod prompt;
+pub mod text;
