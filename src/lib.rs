@@ -5,4 +5,5 @@ pub mod error;
 pub mod manifest;
 pub mod onnx;
 pub mod prompt;
+pub mod sampler;
 pub mod text;
