@@ -1,5 +1,6 @@
 //! Speech from text with Higgs Audio v3 (Higgs TTS 3), in ONNX Runtime.
 
+pub mod audio;
 pub mod codes;
 pub mod error;
 pub mod manifest;
