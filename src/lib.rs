@@ -3,6 +3,7 @@
 pub mod audio;
 pub mod codes;
 pub mod error;
+pub mod graphs;
 pub mod manifest;
 pub mod onnx;
 pub mod prompt;
