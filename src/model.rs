@@ -1,0 +1,270 @@
+//! The model: the only place where prompt, sampler and graphs meet.
+
+use std::{num::NonZeroUsize, path::Path, thread};
+
+use anyhow::{Context, Result, ensure};
+use ndarray::{Array2, Axis, concatenate, s};
+
+use crate::{
+    audio::{Audio, resample},
+    error::UserError,
+    graphs::{
+        Device, DeviceChoice, Interrupt, Runtime,
+        codec::Codec,
+        contract::{LanguageContract, check_language},
+        decoder::Decoder,
+        embeds::{AudioEmbed, AudioHeads, TextEmbed},
+        open_language, resolve_devices,
+    },
+    manifest::Manifest,
+    prompt::{PromptBuilder, Segment, Voice},
+    sampler::Sampling,
+    utterance::Utterance,
+};
+
+/// How a model is loaded. What a request asks for is in [`crate::draw::Request`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Where the language model runs; the folder decides if nothing is chosen.
+    pub device: Option<DeviceChoice>,
+    /// Where the codec runs; with the language model if nothing is chosen.
+    pub codec_device: Option<DeviceChoice>,
+    /// Threads of the one pool that all graphs share; as many as the process may use if nothing is chosen.
+    pub threads: Option<NonZeroUsize>,
+}
+
+impl LoadOptions {
+    /// Starts ONNX Runtime with these options.
+    ///
+    /// # Errors
+    /// A [`UserError`] when the library cannot be used.
+    pub fn start_runtime(&self) -> Result<&'static Runtime> {
+        // On Linux this respects affinity and the quota of the control group.
+        let default = || thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        Runtime::start(self.threads.unwrap_or_else(default))
+    }
+}
+
+/// A loaded model folder.
+#[derive(Debug)]
+pub struct Model {
+    prompt: PromptBuilder,
+    text_embed: TextEmbed,
+    audio_embed: AudioEmbed,
+    decoder: Decoder,
+    audio_heads: AudioHeads,
+    codec: Codec,
+    contract: LanguageContract,
+    interrupt: Interrupt,
+    devices: (Device, Device),
+    notes: Vec<String>,
+}
+
+impl Model {
+    /// Seconds of reference recording that the model takes at most.
+    pub const LONGEST_REFERENCE_S: f64 = 100.0;
+
+    /// Opens the codec of a folder alone.
+    ///
+    /// # Errors
+    /// A [`UserError`] when the folder or the runtime cannot be used.
+    pub fn load_codec(folder: &Path, options: &LoadOptions) -> Result<Codec> {
+        let manifest = Manifest::read(folder)?;
+        let runtime = options.start_runtime()?;
+        let devices = resolve_devices(runtime, &manifest, options.device, options.codec_device)?;
+        Codec::open(runtime, &Interrupt::new(runtime)?, &manifest, devices.codec)
+    }
+
+    /// Loads a model folder. Every file is checked before the first session is made; the encoder is opened when a
+    /// voice is first encoded.
+    ///
+    /// # Errors
+    /// A [`UserError`] when the folder or the runtime cannot be used.
+    pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self> {
+        let manifest = Manifest::read(folder)?;
+        let contract = check_language(&manifest)?;
+        let runtime = options.start_runtime()?;
+        let devices = resolve_devices(runtime, &manifest, options.device, options.codec_device)?;
+        let interrupt = Interrupt::new(runtime)?;
+        let codec = Codec::open(runtime, &interrupt, &manifest, devices.codec)?;
+        if codec.contract().codebooks != contract.codebooks {
+            let (codec, heads) = (codec.contract().codebooks, contract.codebooks);
+            let message = format!("the codec has {codec}, the language model {heads}");
+            return Err(UserError::model(message).with_hint("the parts belong to different models").into());
+        }
+        // The tokenizer takes a third of a second to parse, the sessions take longer: side by side.
+        let (prompt, language) = thread::scope(|scope| {
+            let prompt = scope.spawn(|| PromptBuilder::open(&manifest.tokenizer()));
+            let language = open_language(runtime, &interrupt, &manifest, &contract, devices.language);
+            (prompt.join(), language)
+        });
+        let prompt = prompt.map_err(|_| anyhow::anyhow!("the tokenizer panicked"))??;
+        let (text_embed, audio_embed, decoder, audio_heads) = language?;
+        if prompt.vocab_size() > contract.text_vocab_size {
+            let (ids, rows) = (prompt.vocab_size(), contract.text_vocab_size);
+            let message = format!("tokenizer.json has ids up to {}, text_embed has {rows} rows", ids - 1);
+            return Err(UserError::model(message).with_hint("the parts belong to different models").into());
+        }
+        Ok(Self {
+            prompt,
+            text_embed,
+            audio_embed,
+            decoder,
+            audio_heads,
+            codec,
+            contract,
+            interrupt,
+            devices: (devices.language, devices.codec),
+            notes: devices.notes,
+        })
+    }
+
+    /// Sizes of the language model.
+    pub fn contract(&self) -> &LanguageContract {
+        &self.contract
+    }
+
+    /// Seconds of sound in one frame.
+    pub fn frame_s(&self) -> f64 {
+        let codec = self.codec.contract();
+        codec.hop_length as f64 / f64::from(codec.sample_rate_hz)
+    }
+
+    /// Where the language model and the codec run.
+    pub fn devices(&self) -> (Device, Device) {
+        self.devices
+    }
+
+    /// What the person should know about how the folder was loaded.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// A handle that stops the model from another thread.
+    pub fn interrupt(&self) -> Interrupt {
+        self.interrupt.clone()
+    }
+
+    /// The prompt builder.
+    pub fn prompt(&self) -> &PromptBuilder {
+        &self.prompt
+    }
+
+    /// Encodes a reference recording of any sample rate. It is filled with silence to one second, the shortest that
+    /// the reference implementation encodes.
+    ///
+    /// # Errors
+    /// A [`UserError`] when the recording is longer than [`Self::LONGEST_REFERENCE_S`] or the encoder cannot be used.
+    pub fn encode_voice(&mut self, audio: &Audio, transcript: Option<String>) -> Result<Voice> {
+        if audio.duration_s() > Self::LONGEST_REFERENCE_S {
+            let message = format!(
+                "the reference recording lasts {:.1} s, at most {:.0} s can be used",
+                audio.duration_s(),
+                Self::LONGEST_REFERENCE_S
+            );
+            return Err(UserError::request(message).with_hint("5 to 30 s of clean speech are enough").into());
+        }
+        let sample_rate_hz = self.codec.contract().sample_rate_hz;
+        let mut samples = resample(audio, sample_rate_hz)?.samples;
+        samples.resize(samples.len().max(sample_rate_hz as usize), 0.0);
+        Ok(Voice { codes: self.codec.encode(&samples)?, transcript })
+    }
+
+    /// Runs the prompt through the decoder and gives the utterance that begins after it, with at most `max_rows` rows.
+    ///
+    /// # Errors
+    /// A [`UserError`] when the prompt leaves no room in the context, or when the hidden states show that a kernel is
+    /// broken.
+    pub fn prefill(&mut self, prompt: &[Segment], sampling: Sampling, max_rows: usize) -> Result<Utterance> {
+        let positions: usize = prompt.iter().map(Segment::len).sum();
+        let room = self.contract.positions.saturating_sub(positions);
+        if room < 2 * self.contract.codebooks.count {
+            let message = format!(
+                "the text and the reference take {positions} positions, the model has {}",
+                self.contract.positions
+            );
+            return Err(UserError::request(message).with_hint("use a shorter text or reference recording").into());
+        }
+        let max_rows = max_rows.min(room);
+        let embeds = self.embed(prompt)?;
+        let mut cache = self.decoder.allocate(positions + max_rows)?;
+        let hidden = self.decoder.forward(embeds.view(), &mut cache).context("prefill failed")?;
+        check_hidden(&hidden)?;
+        let last = hidden.row(hidden.nrows() - 1).to_owned();
+        Ok(Utterance::new(cache, last, sampling, self.contract.codebooks, max_rows))
+    }
+
+    /// Draws the next row of an utterance and, unless it was the last, runs it through the decoder.
+    ///
+    /// # Errors
+    /// When the utterance has ended, a graph fails or is interrupted, or a logit is not finite.
+    pub fn decode_step(&mut self, utterance: &mut Utterance) -> Result<()> {
+        ensure!(utterance.stop_reason().is_none(), "the utterance has ended");
+        let logits = self.audio_heads.logits(utterance.hidden.view())?;
+        let row = utterance.sampler.next_row(logits.view())?;
+        utterance.push(&row);
+        if utterance.stop_reason().is_none() {
+            let embeds = self.audio_embed.embed_row(&row)?;
+            let hidden = self.decoder.forward(embeds.view(), &mut utterance.cache)?;
+            utterance.hidden = hidden.slice(s![0, ..]).to_owned();
+        }
+        Ok(())
+    }
+
+    /// Decodes codes to sound.
+    ///
+    /// # Errors
+    /// When the codec fails, or gives samples that are not finite or all zero.
+    pub fn decode(&mut self, codes: &crate::codes::Codes) -> Result<Audio> {
+        let samples = self.codec.decode(codes)?;
+        Ok(Audio { samples, sample_rate_hz: self.codec.contract().sample_rate_hz })
+    }
+
+    /// Embeddings `[L, H]` of a prompt.
+    ///
+    /// # Errors
+    /// When a graph fails.
+    pub fn embed(&mut self, prompt: &[Segment]) -> Result<Array2<f32>> {
+        let embeds = prompt
+            .iter()
+            .filter(|segment| !segment.is_empty())
+            .map(|segment| match segment {
+                Segment::Tokens(ids) => self.text_embed.embed(ids),
+                Segment::Codes(rows) => self.audio_embed.embed(rows),
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let views: Vec<_> = embeds.iter().map(|embeds| embeds.view()).collect();
+        Ok(concatenate(Axis(0), &views)?)
+    }
+}
+
+/// Broken attention kernels, seen on some ARM builds of CUDA, give hidden states of zeros or NaN and then minutes of
+/// noise.
+fn check_hidden(hidden: &Array2<f32>) -> Result<()> {
+    let what = if hidden.iter().any(|value| !value.is_finite()) {
+        "values that are not finite"
+    } else if hidden.iter().all(|&value| value == 0.0) {
+        "nothing but zeros"
+    } else {
+        return Ok(());
+    };
+    let message = format!("the decoder's hidden states are {what}: an attention kernel of this runtime is broken");
+    let hint = "try `--device cpu` or another ONNX Runtime (ORT_DYLIB_PATH); `higgs-tts doctor` looks closer";
+    Err(UserError::model(message).with_hint(hint).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_states_of_a_broken_kernel_are_an_error() {
+        assert!(check_hidden(&Array2::from_elem((3, 4), 0.5)).is_ok());
+        let zeros = check_hidden(&Array2::zeros((3, 4))).unwrap_err().to_string();
+        assert!(zeros.starts_with("the decoder's hidden states are nothing but zeros"));
+        let mut one_nan = Array2::ones((3, 4));
+        one_nan[(1, 2)] = f32::NAN;
+        let nan = check_hidden(&one_nan).unwrap_err().to_string();
+        assert!(nan.starts_with("the decoder's hidden states are values that are not finite"));
+    }
+}
