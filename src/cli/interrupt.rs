@@ -1,0 +1,48 @@
+//! Ctrl-C: the first one lets the graphs stop and everything be tidied up, the second ends the program at once.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+use anyhow::{Result, bail};
+use higgs_tts::graphs::Interrupt;
+
+static TRIGGERED: AtomicBool = AtomicBool::new(false);
+static GRAPHS: Mutex<Option<Interrupt>> = Mutex::new(None);
+
+/// Begins to listen, for SIGINT, SIGTERM and SIGHUP.
+pub(crate) fn listen() -> Result<()> {
+    ctrlc::set_handler(|| {
+        if TRIGGERED.swap(true, Ordering::SeqCst) {
+            #[expect(clippy::exit, reason = "the person has asked twice")]
+            std::process::exit(130);
+        }
+        if let Some(graphs) = &*GRAPHS.lock().unwrap_or_else(PoisonError::into_inner) {
+            graphs.trigger();
+        }
+    })?;
+    Ok(())
+}
+
+/// From now on an interruption stops these graphs.
+///
+/// # Errors
+/// When it has come already.
+pub(crate) fn stops(graphs: Interrupt) -> Result<()> {
+    *GRAPHS.lock().unwrap_or_else(PoisonError::into_inner) = Some(graphs);
+    check()
+}
+
+/// Fails if an interruption has come.
+pub(crate) fn check() -> Result<()> {
+    if was_triggered() {
+        bail!("interrupted");
+    }
+    Ok(())
+}
+
+/// Whether an interruption has come.
+pub(crate) fn was_triggered() -> bool {
+    TRIGGERED.load(Ordering::SeqCst)
+}

@@ -1,0 +1,90 @@
+//! The command line: flags, help, progress, and what is said on stderr.
+
+mod doctor;
+pub(crate) mod interrupt;
+mod speak;
+
+use std::io::Write;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use higgs_tts::{error::UserError, graphs::runtime};
+
+/// How a run ended that did not fail.
+pub(crate) enum Outcome {
+    /// All is well.
+    Done,
+    /// Sound was written, but it is cut off or otherwise not healthy.
+    NotHealthy,
+    /// Help was printed or the command line is wrong; with the exit code.
+    Usage(u8),
+}
+
+/// Speech from text with Higgs Audio v3 (Higgs TTS 3), on your own machine.
+#[derive(Parser)]
+#[command(
+    name = "higgs-tts",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "Exit codes: 0 done, 1 failure, 2 wrong request, 3 model or runtime cannot be used,\n\
+                  4 written but not healthy (cut off or a fault was heard), 130 interrupted."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    speak: speak::Args,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show what a bug report needs: runtime, processor, and a check of every part of a model folder
+    Doctor(doctor::Args),
+    /// Print the licences of this program and of what is inside it
+    Licenses,
+}
+
+/// Does what the command line says.
+pub(crate) fn run() -> Result<Outcome> {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nothing better can be done when even the help cannot be printed.
+            let _ = error.print();
+            return Ok(Outcome::Usage(u8::try_from(error.exit_code()).unwrap_or(2)));
+        }
+    };
+    interrupt::listen()?;
+    match cli.command {
+        None => speak::run(&cli.speak),
+        Some(Command::Doctor(args)) => doctor::run(&args),
+        Some(Command::Licenses) => {
+            let own = [include_str!("../../LICENSE"), include_str!("../../NOTICE")];
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "{}\n{}\n{}", own[0], own[1], runtime::licenses()?)?;
+            Ok(Outcome::Done)
+        }
+    }
+}
+
+/// Prints an error with its causes and, if there is one, a hint.
+#[expect(clippy::print_stderr, reason = "this is where errors are told")]
+pub(crate) fn print_error(error: &anyhow::Error) {
+    eprintln!("higgs-tts: {error:#}");
+    if let Some(hint) = error.downcast_ref::<UserError>().and_then(UserError::hint) {
+        eprintln!("hint: {hint}");
+    }
+}
+
+/// Tells the person something that does not stop the work.
+#[expect(clippy::print_stderr, reason = "this is where warnings are told")]
+fn warn(message: &str) {
+    eprintln!("higgs-tts: warning: {message}");
+}
+
+/// Tells the person how it went.
+#[expect(clippy::print_stderr, reason = "this is where the outcome is told")]
+fn say(message: &str) {
+    eprintln!("{message}");
+}

@@ -1,0 +1,485 @@
+//! The main job: text in, WAV out.
+
+mod progress;
+
+use std::{
+    io::{self, IsTerminal, Read, Write},
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::{
+    ValueEnum,
+    builder::{PossibleValue, RangedU64ValueParser},
+};
+use higgs_tts::{
+    audio::{self, Audio, Output, SampleFormat},
+    codes::Codes,
+    draw::{Draw, Draws, Request, Step},
+    error::UserError,
+    graphs::{Device, DeviceChoice},
+    model::{LoadOptions, Model},
+    prompt::Voice,
+    sampler::{Rules, Sampling},
+    text,
+};
+use serde_json::{Value, json};
+
+use self::progress::Progress;
+use super::{Outcome, interrupt, say, warn};
+
+const DEFAULTS: fn() -> Sampling = Sampling::default;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Text to speak; without it and --text-file the text is read from standard input
+    #[arg(long, value_name = "TEXT", conflicts_with = "text_file", help_heading = "Text")]
+    text: Option<String>,
+    /// File with the text to speak, `-` for standard input
+    #[arg(long, value_name = "FILE", help_heading = "Text")]
+    text_file: Option<PathBuf>,
+
+    /// WAV file to write, `-` for standard output
+    #[arg(long, short, value_name = "FILE", required = true, help_heading = "Sound")]
+    out: Option<PathBuf>,
+    /// Samples of the WAV file: 16-bit integers or 32-bit floats
+    #[arg(long, value_name = "FORMAT", default_value = "s16", help_heading = "Sound")]
+    sample_format: Format,
+
+    /// Recording whose voice to clone, in any common audio format; 5 to 30 s of clean speech are best
+    #[arg(long, value_name = "FILE", help_heading = "Voice")]
+    ref_audio: Option<PathBuf>,
+    /// What is said in that recording, word for word; cloning is a little better with it
+    #[arg(long, value_name = "TEXT", requires = "ref_audio", help_heading = "Voice")]
+    ref_text: Option<String>,
+
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Check the codec alone: decode made-up codes to sound
+    #[arg(long, conflicts_with_all = ["text", "text_file", "ref_audio"], help_heading = "Model")]
+    selftest: bool,
+
+    /// How freely codes are chosen; 0 always takes the likeliest
+    #[arg(long, value_name = "T", default_value_t = DEFAULTS().temperature, value_parser = temperature, help_heading = "Sampling")]
+    temperature: f32,
+    /// Choose among the K likeliest codes; 0 among all
+    #[arg(long, value_name = "K", default_value_t = DEFAULTS().top_k, help_heading = "Sampling")]
+    top_k: usize,
+    /// Choose among the likeliest codes whose probabilities reach P; 1 among all
+    #[arg(long, value_name = "P", default_value_t = DEFAULTS().top_p, value_parser = top_p, help_heading = "Sampling")]
+    top_p: f32,
+    /// Same seed, same sound; without it one is made up and told
+    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    seed: Option<u64>,
+    /// `legal` keeps rows well-formed and lets speech end; `reference` samples exactly as the reference implementation
+    #[arg(long, value_name = "RULES", default_value = "legal", help_heading = "Sampling")]
+    sampler: RulesArg,
+    /// Frames of sound at most, 25 a second; without it the text decides
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), help_heading = "Sampling")]
+    max_frames: Option<usize>,
+    /// Draws after the first when it is not healthy; 0 leaves the draw alone
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Sampling")]
+    retries: usize,
+
+    /// Print one JSON object about the result on standard output
+    #[arg(long, help_heading = "Messages")]
+    json: bool,
+    /// No progress and no summary, only warnings and errors
+    #[arg(long, short, help_heading = "Messages")]
+    quiet: bool,
+}
+
+/// Which model, and what runs it.
+#[derive(clap::Args)]
+pub(crate) struct ModelArgs {
+    /// Model folder, such as onnx/cpu_int4
+    #[arg(long, value_name = "DIR", env = "HIGGS_TTS_MODEL", help_heading = "Model")]
+    pub(crate) model_path: Option<PathBuf>,
+    /// Device of the model; without it the folder decides
+    #[arg(long, value_name = "DEVICE", help_heading = "Model")]
+    device: Option<DeviceArg>,
+    /// Device of the codec, if another one
+    #[arg(long, value_name = "DEVICE", help_heading = "Model")]
+    codec_device: Option<DeviceArg>,
+    /// Threads; without it as many as this process may use
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    threads: Option<NonZeroUsize>,
+}
+
+impl ModelArgs {
+    pub(crate) fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            device: self.device.map(|device| device.0),
+            codec_device: self.codec_device.map(|device| device.0),
+            threads: self.threads,
+        }
+    }
+
+    pub(crate) fn folder(&self) -> Result<&Path> {
+        self.model_path.as_deref().ok_or_else(|| {
+            let hint = "name a model folder with --model-path or HIGGS_TTS_MODEL, such as onnx/cpu_int4";
+            UserError::request("no model folder is given").with_hint(hint).into()
+        })
+    }
+}
+
+/// Declares a flag's value that stands for a value of the library.
+macro_rules! flag_value {
+    ($name:ident($of:ty): $($text:literal => $value:expr, $help:literal;)+) => {
+        #[derive(Clone, Copy)]
+        struct $name($of);
+
+        impl ValueEnum for $name {
+            fn value_variants<'a>() -> &'a [Self] {
+                &[$(Self($value)),+]
+            }
+
+            fn to_possible_value(&self) -> Option<PossibleValue> {
+                let all = [$(($value, $text, $help)),+];
+                let (_, text, help) = all.into_iter().find(|(value, ..)| *value == self.0)?;
+                Some(PossibleValue::new(text).help(help))
+            }
+        }
+    };
+}
+
+flag_value! { DeviceArg(DeviceChoice):
+    "cpu" => DeviceChoice::Only(Device::Cpu), "the processor";
+    "cuda" => DeviceChoice::Only(Device::Cuda), "an NVIDIA GPU, or an error";
+    "auto" => DeviceChoice::Auto, "an NVIDIA GPU if one can be used, else the processor";
+}
+flag_value! { RulesArg(Rules):
+    "legal" => Rules::Legal, "well-formed rows only; the end of speech is never filtered out";
+    "reference" => Rules::Reference, "exactly as the reference implementation; draws are left alone";
+}
+flag_value! { Format(SampleFormat):
+    "s16" => SampleFormat::Pcm16, "16-bit integers";
+    "f32" => SampleFormat::Float32, "32-bit floats";
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    number_in(text, |value| (0.0..=10.0).contains(&value), "a number from 0 to 10")
+}
+
+fn top_p(text: &str) -> Result<f32, String> {
+    number_in(text, |value| value > 0.0 && value <= 1.0, "a number above 0 and at most 1")
+}
+
+fn number_in(text: &str, fits: fn(f32) -> bool, wanted: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|&value| fits(value)).ok_or_else(|| format!("{wanted} is wanted"))
+}
+
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let output = output(args)?;
+    if args.selftest {
+        return selftest(args, &output);
+    }
+    let text = clean(&read_text(args)?)?;
+    let transcript = match &args.ref_text {
+        Some(transcript) => Some(clean(transcript).context(UserError::request("--ref-text cannot be used"))?),
+        None => None,
+    };
+    let folder = args.model.folder()?;
+    audio::check(&output)?;
+    let reference = args.ref_audio.as_deref().map(Reference::read).transpose()?;
+    interrupt::check()?;
+
+    let progress = Progress::new(args.quiet);
+    progress.loading(folder);
+    let start = Instant::now();
+    let mut model = Model::load(folder, &args.model.load_options())?;
+    let load_s = start.elapsed().as_secs_f64();
+    interrupt::stops(model.interrupt())?;
+    model.notes().iter().for_each(|note| warn(note));
+
+    let start = Instant::now();
+    let voice = match &reference {
+        Some(reference) => {
+            progress.encoding();
+            Some(reference.encode(&mut model, transcript, &progress, args.quiet)?)
+        }
+        None => None,
+    };
+    let voice_s = start.elapsed().as_secs_f64();
+    let reference_frames = voice.as_ref().map(|voice| voice.codes.len());
+
+    let request = Request { text, voice, sampling: sampling(args), max_frames: args.max_frames, retries: args.retries };
+    let draws = speak(&mut model, request, &progress)?;
+    progress.finish();
+    let (draw, retries, timings) = draws.finish().context("nothing was drawn")?;
+    let written = audio::write(&output, &draw.audio, args.sample_format.0)?;
+    tell_faults(&draw);
+    if written.clipped_samples > 0 {
+        warn(&format!(
+            "{} samples were too loud and were clipped; --sample-format f32 keeps them",
+            written.clipped_samples
+        ));
+    }
+    let report = Report {
+        output: &output,
+        draw: &draw,
+        retries,
+        frame_s: model.frame_s(),
+        load_s,
+        compute_s: voice_s + timings.total_s(),
+        reference_frames,
+        clipped_samples: written.clipped_samples,
+    };
+    report.tell(args)?;
+    Ok(if draw.is_healthy() { Outcome::Done } else { Outcome::NotHealthy })
+}
+
+fn output(args: &Args) -> Result<Output> {
+    let path = args.out.clone().context(UserError::request("no --out is given"))?;
+    if path != Path::new("-") {
+        return Ok(Output::File(path));
+    }
+    if args.json {
+        let hint = "write the sound to a file, or leave --json out";
+        return Err(UserError::request("--json and `--out -` both want standard output").with_hint(hint).into());
+    }
+    if io::stdout().is_terminal() {
+        let hint = "name a file with --out, or pipe the sound into a player";
+        return Err(UserError::request("standard output is a terminal").with_hint(hint).into());
+    }
+    Ok(Output::Stdout)
+}
+
+/// The text of the request, from the flag, a file or standard input.
+fn read_text(args: &Args) -> Result<String> {
+    if let Some(text) = &args.text {
+        return Ok(text.clone());
+    }
+    let file = args.text_file.as_deref().filter(|path| *path != Path::new("-"));
+    let (name, bytes) = match file {
+        Some(path) => (path.display().to_string(), std::fs::read(path)),
+        None if args.text_file.is_none() && io::stdin().is_terminal() => {
+            let hint = "use --text, --text-file, or pipe it to standard input";
+            return Err(UserError::request("no text is given").with_hint(hint).into());
+        }
+        None => {
+            let mut bytes = Vec::new();
+            ("standard input".to_owned(), io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes))
+        }
+    };
+    let bytes = bytes.with_context(|| UserError::request(format!("cannot read the text from {name}")))?;
+    let text = String::from_utf8(bytes).with_context(|| {
+        UserError::request(format!("the text from {name} is not UTF-8")).with_hint("save it as UTF-8")
+    })?;
+    Ok(text.trim_start_matches('\u{feff}').to_owned())
+}
+
+fn clean(text: &str) -> Result<String> {
+    let clean = text::clean(text)?;
+    clean.warnings.iter().for_each(|warning| warn(warning));
+    Ok(clean.text)
+}
+
+fn sampling(args: &Args) -> Sampling {
+    Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        seed: args.seed.unwrap_or_else(Sampling::random_seed),
+        rules: args.sampler.0,
+    }
+}
+
+/// Draws until the model has ended, telling progress and rejected draws.
+fn speak(model: &mut Model, request: Request, progress: &Progress) -> Result<Draws> {
+    progress.prefill();
+    let (frame_s, codebooks) = (model.frame_s(), model.contract().codebooks);
+    let expected_s = text::expected_speech_s(&request.text);
+    let mut draws = Draws::begin(model, request)?;
+    progress.speaking(expected_s);
+    loop {
+        interrupt::check()?;
+        match draws.step(model)? {
+            Step::Row => {
+                let frames = codebooks.frames_of(draws.utterance().rows().len());
+                progress.spoken(frames, frame_s);
+            }
+            Step::Rejected { faults, seed, next } => {
+                let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+                let (temperature, next) = (next.temperature, next.seed);
+                progress.suspend(|| {
+                    warn(&format!(
+                        "the draw with seed {seed} is not healthy ({}); drawing again with seed {next} at temperature {temperature:.2}",
+                        faults.join(", ")
+                    ));
+                });
+                progress.speaking(expected_s);
+            }
+            Step::Done => return Ok(draws),
+        }
+    }
+}
+
+fn tell_faults(draw: &Draw) {
+    if !draw.faults.is_empty() {
+        let faults: Vec<String> = draw.faults.iter().map(ToString::to_string).collect();
+        warn(&format!("the sound is not healthy: {}", faults.join(", ")));
+    } else if draw.specials > 0 {
+        warn(&format!("{} special codes stood inside the speech and were replaced", draw.specials));
+    }
+}
+
+/// A recording to clone, read and judged before the model is loaded.
+struct Reference {
+    audio: Audio,
+    description: String,
+}
+
+impl Reference {
+    /// Recordings longer than this seldom help and cost 25 positions a second.
+    const LONG_S: f64 = 30.0;
+    /// Below this a recording has hardly a syllable.
+    const SHORT_S: f64 = 1.0;
+    /// The reference implementation takes quieter clips for silence.
+    const SILENT_PEAK: f32 = 1e-5;
+    /// More than this share of samples at full scale, and the recording was clipped.
+    const CLIPPED_SHARE: f64 = 1e-3;
+
+    fn read(path: &Path) -> Result<Self> {
+        let shown = path.display();
+        let recording = audio::read(path, Model::LONGEST_REFERENCE_S)?;
+        let audio = recording.audio;
+        let seconds = audio.duration_s();
+        let peak = audio.samples.iter().fold(0f32, |peak, sample| peak.max(sample.abs()));
+        ensure!(
+            peak >= Self::SILENT_PEAK,
+            UserError::request(format!("{shown} is silent, and a recording of a voice is wanted"))
+        );
+        if recording.damaged_packets > 0 {
+            warn(&format!("{shown} is damaged: {} packets were left out", recording.damaged_packets));
+        }
+        if seconds > Self::LONG_S {
+            warn(&format!("{shown} lasts {seconds:.1} s: 5 to 30 s are enough, and more makes everything slower"));
+        } else if seconds < Self::SHORT_S {
+            warn(&format!("{shown} lasts only {seconds:.1} s: 5 to 30 s are best"));
+        }
+        let clipped = audio.samples.iter().filter(|sample| sample.abs() >= 0.999).count();
+        if clipped as f64 > Self::CLIPPED_SHARE * audio.samples.len() as f64 {
+            warn(&format!("{shown} is clipped: the cloned voice may sound harsh"));
+        }
+        let (format, channels, rate) = (recording.format, recording.channels, audio.sample_rate_hz);
+        let description = format!("{shown} ({format}, {rate} Hz, {channels} channels, {seconds:.2} s)");
+        Ok(Self { audio, description })
+    }
+
+    fn encode(&self, model: &mut Model, transcript: Option<String>, progress: &Progress, quiet: bool) -> Result<Voice> {
+        let start = Instant::now();
+        let with = if transcript.is_some() { "with" } else { "without" };
+        let voice = model.encode_voice(&self.audio, transcript)?;
+        if !quiet {
+            let (frames, seconds) = (voice.codes.len(), start.elapsed().as_secs_f64());
+            let voice = format!("voice of {}: {frames} frames {with} transcript in {seconds:.2} s", self.description);
+            progress.suspend(|| say(&voice));
+        }
+        Ok(voice)
+    }
+}
+
+/// What is told about a result.
+struct Report<'a> {
+    output: &'a Output,
+    draw: &'a Draw,
+    retries: usize,
+    frame_s: f64,
+    load_s: f64,
+    compute_s: f64,
+    reference_frames: Option<usize>,
+    clipped_samples: usize,
+}
+
+impl Report<'_> {
+    fn tell(&self, args: &Args) -> Result<()> {
+        let Draw { audio, stop, sampling, .. } = self.draw;
+        let (seconds, compute_s) = (audio.duration_s(), self.compute_s);
+        if !args.quiet {
+            let rtf = compute_s / seconds;
+            let seed = sampling.seed;
+            let name = name(self.output);
+            say(&format!(
+                "wrote {name}: {seconds:.2} s of audio in {compute_s:.2} s (RTF {rtf:.2}, {stop}, seed {seed})"
+            ));
+        }
+        if args.json {
+            print_json(&self.json())?;
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        let Draw { audio, rows, stop, sampling, faults, specials } = self.draw;
+        let seconds = audio.duration_s();
+        json!({
+            "out": name(self.output),
+            "audio_s": seconds,
+            "samples": audio.samples.len(),
+            "sample_rate_hz": audio.sample_rate_hz,
+            "frames": (seconds / self.frame_s).round() as u64,
+            "rows": rows.len(),
+            "load_s": self.load_s,
+            "compute_s": self.compute_s,
+            "rtf": self.compute_s / seconds,
+            "stop_reason": stop.to_string(),
+            "healthy": self.draw.is_healthy(),
+            "faults": faults.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "retries": self.retries,
+            "seed": sampling.seed,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "special_codes": specials,
+            "clipped_samples": self.clipped_samples,
+            "reference_frames": self.reference_frames,
+        })
+    }
+}
+
+fn name(output: &Output) -> String {
+    match output {
+        Output::File(path) => path.display().to_string(),
+        Output::Stdout => "standard output".into(),
+    }
+}
+
+fn print_json(value: &Value) -> Result<()> {
+    writeln!(io::stdout().lock(), "{value}").context("cannot write to standard output")
+}
+
+/// Frames of the self-test: two seconds.
+const SELFTEST_FRAMES: usize = 50;
+
+/// Decodes made-up codes with the codec alone. The decoder itself sees to it that the samples are of the right number,
+/// finite and not all zero.
+fn selftest(args: &Args, output: &Output) -> Result<Outcome> {
+    let folder = args.model.folder()?;
+    audio::check(output)?;
+    let mut codec = Model::load_codec(folder, &args.model.load_options())?;
+    let contract = codec.contract();
+    let size = usize::from(contract.codebooks.size);
+    // Any codes do; these differ from frame to frame and from codebook to codebook.
+    let entries = (0..SELFTEST_FRAMES * contract.codebooks.count).map(|n| (n * n * 31 % size) as u16).collect();
+    let codes = Codes::new(contract.codebooks, entries)?;
+    let start = Instant::now();
+    let samples = codec.decode(&codes)?;
+    let compute_s = start.elapsed().as_secs_f64();
+    let audio = Audio { samples, sample_rate_hz: contract.sample_rate_hz };
+    let written = audio::write(output, &audio, args.sample_format.0)?;
+    let (name, seconds) = (name(output), audio.duration_s());
+    if !args.quiet {
+        say(&format!("wrote {name}: {seconds:.2} s of audio in {compute_s:.2} s (the codec works)"));
+    }
+    if args.json {
+        let clipped = written.clipped_samples;
+        print_json(&json!({
+            "out": name, "audio_s": seconds, "samples": audio.samples.len(), "compute_s": compute_s,
+            "rtf": compute_s / seconds, "clipped_samples": clipped, "selftest": true,
+        }))?;
+    }
+    Ok(Outcome::Done)
+}
