@@ -1,0 +1,108 @@
+//! What several tests need: model folders put together from `tests/data`, and the reference's numbers.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use higgs_tts::codes::{Codebooks, DelayedCodes};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The codebooks of the model.
+pub(crate) const BOOKS: Codebooks = Codebooks { count: 8, size: 1024 };
+
+/// Where the test data lies.
+pub(crate) fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
+}
+
+/// A model folder of the tiny model, such as `cpu_fp32`. Parts that are the same in all folders come from `cpu_int4`.
+/// The folder goes when the value does; what a test changes in it, it changes in its own copy.
+pub(crate) fn tiny(name: &str) -> TempDir {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for source in ["cpu_int4", name] {
+        for entry in fs::read_dir(data().join("tiny").join(source)).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    folder
+}
+
+/// A file of reference values.
+pub(crate) fn reference_json(name: &str) -> Value {
+    serde_json::from_str(&fs::read_to_string(data().join(name)).unwrap()).unwrap()
+}
+
+/// Tensors of the PyTorch implementation.
+pub(crate) struct Tensors(HashMap<String, (Vec<usize>, Vec<f64>)>);
+
+impl Tensors {
+    /// Reads all of them; there are few.
+    pub(crate) fn read() -> Self {
+        let bytes = fs::read(data().join("reference/torch_fp32.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let values = |view: &safetensors::tensor::TensorView<'_>| match view.dtype() {
+            Dtype::F32 => {
+                view.data().chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
+            }
+            Dtype::I64 => {
+                view.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f64).collect()
+            }
+            other => panic!("{other:?}"),
+        };
+        Self(
+            tensors
+                .tensors()
+                .iter()
+                .map(|(name, view)| (name.clone(), (view.shape().to_vec(), values(view))))
+                .collect(),
+        )
+    }
+
+    /// Shape of a tensor.
+    pub(crate) fn shape(&self, name: &str) -> &[usize] {
+        &self.0[name].0
+    }
+
+    /// Values of a float tensor.
+    pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
+        self.0[name].1.iter().map(|&value| value as f32).collect()
+    }
+
+    /// Values of a tensor of codes.
+    pub(crate) fn codes(&self, name: &str) -> Vec<u16> {
+        self.0[name].1.iter().map(|&value| value as u16).collect()
+    }
+
+    /// A tensor `[rows, codebooks]` of rows.
+    pub(crate) fn rows(&self, name: &str) -> DelayedCodes {
+        let mut rows = DelayedCodes::new(BOOKS);
+        self.codes(name).chunks_exact(BOOKS.count).for_each(|row| rows.push(row));
+        rows
+    }
+
+    /// Codes `[1, codebooks, frames]` in the order of frames.
+    pub(crate) fn frames(&self, name: &str) -> Vec<u16> {
+        let codes = self.codes(name);
+        let frames = codes.len() / BOOKS.count;
+        (0..frames).flat_map(|frame| (0..BOOKS.count).map(move |k| k * frames + frame)).map(|at| codes[at]).collect()
+    }
+}
+
+/// Greatest difference of two sequences of the same length.
+pub(crate) fn max_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Cosine of the angle between two sequences of the same length.
+pub(crate) fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
