@@ -1,4 +1,53 @@
 //! Speech from text with Higgs Audio v3 (Higgs TTS 3), in ONNX Runtime.
+//!
+//! The model is a language model that speaks: after a prompt of text, and perhaps of a recorded voice, it goes on with
+//! *rows* of codes, 25 a second. Each row holds one code of each of eight codebooks, delayed so that codebook k belongs
+//! to the *frame* k rows earlier. A sampler draws the rows from the model's logits until codebook 0 ends the speech.
+//! With the delay undone, the frames go through a codec, which turns each into 40 ms of sound. What can go wrong with a
+//! draw is looked for afterwards, and a bad one is drawn again.
+//!
+//! ```text
+//! text ──────────▶ prompt ─▶ tokens ─▶ text_embed ──┐
+//! ref.wav ─▶ audio_encoder ─▶ codes ─▶ audio_embed ─┴▶ llm_decoder ─▶ audio_heads ─▶ sampler ─▶ row
+//!                                          ▲            (KV cache)                               │
+//!                                          └─────────────────────────────────────────────────────┤
+//!                         x.wav ◀─ audio_tokenizer ◀─ codes ◀─ delay undone ◀─ rows ◀─────────────┘
+//! ```
+//!
+//! The rooms of the house stand on floors, and imports go down only (`tests/floors.rs` sees to it):
+//!
+//! | floor | rooms |
+//! |---|---|
+//! | doors | the executable: flags, progress, exit codes |
+//! | spine | [`draw`] → [`model`] → [`utterance`] |
+//! | crafts | [`prompt`], [`sampler`], [`graphs`] (the only home of ONNX Runtime) |
+//! | facts | [`text`], [`audio`], [`manifest`], [`onnx`], [`codes`], [`error`] |
+//!
+//! The state of an utterance is a value that does not own the model, and raw input becomes a valid request once, at the
+//! door. The library never prints and never ends the process.
+//!
+//! ```no_run
+//! use std::path::{Path, PathBuf};
+//!
+//! use higgs_tts::{
+//!     audio::{self, Output, SampleFormat},
+//!     draw::{Draws, Request, Step},
+//!     model::{LoadOptions, Model},
+//!     text,
+//! };
+//!
+//! fn main() -> anyhow::Result<()> {
+//!     let mut model = Model::load(Path::new("onnx/cpu_int4"), &LoadOptions::default())?;
+//!     let request = Request::new(text::clean("Hello, this is a test.")?.text);
+//!     let mut draws = Draws::begin(&mut model, request)?;
+//!     while draws.step(&mut model)? != Step::Done {}
+//!     let (draw, ..) = draws.finish().expect("a draw is done");
+//!     audio::write(&Output::File(PathBuf::from("hello.wav")), &draw.audio, SampleFormat::Pcm16)?;
+//!     Ok(())
+//! }
+//! ```
+
+#![warn(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod audio;
 pub mod codes;

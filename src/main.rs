@@ -1,5 +1,7 @@
 //! `higgs-tts`: speech from text on your own machine.
 
+#![warn(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod cli;
 
 use std::{io, process::ExitCode};
@@ -21,6 +23,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(cli::Outcome::Done) => ExitCode::SUCCESS,
         Ok(cli::Outcome::NotHealthy) => NOT_HEALTHY.into(),
+        Ok(cli::Outcome::Unusable) => UNUSABLE_MODEL.into(),
         Ok(cli::Outcome::Usage(code)) => code.into(),
         // Whoever reads our output has had enough: not an error, as with every program in a pipe.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,

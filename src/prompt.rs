@@ -140,7 +140,7 @@ mod tests {
     use crate::codes::Codebooks;
 
     fn builder() -> PromptBuilder {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/cpu_int4");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/cpu_fp32");
         PromptBuilder::open(&folder.join("tokenizer.json")).unwrap()
     }
 
@@ -201,7 +201,7 @@ mod tests {
     fn a_file_that_is_no_tokenizer_is_named() {
         let error = PromptBuilder::open(Path::new("nowhere/tokenizer.json")).unwrap_err();
         assert_eq!(error.to_string(), "cannot open nowhere/tokenizer.json");
-        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny/cpu_int4/manifest.json");
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny/cpu_fp32/manifest.json");
         let error = PromptBuilder::open(Path::new(manifest)).unwrap_err();
         assert_eq!(error.to_string(), format!("{manifest} is not a tokenizer"));
     }

@@ -16,6 +16,8 @@ pub(crate) enum Outcome {
     Done,
     /// Sound was written, but it is cut off or otherwise not healthy.
     NotHealthy,
+    /// A check found that the model or the runtime cannot be used, and said so.
+    Unusable,
     /// Help was printed or the command line is wrong; with the exit code.
     Usage(u8),
 }

@@ -104,7 +104,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "DEVICE", help_heading = "Model")]
     codec_device: Option<DeviceArg>,
     /// Threads; without it as many as this process may use
-    #[arg(long, value_name = "N", help_heading = "Model")]
+    #[arg(long, value_name = "N", value_parser = threads, help_heading = "Model")]
     threads: Option<NonZeroUsize>,
 }
 
@@ -157,6 +157,12 @@ flag_value! { RulesArg(Rules):
 flag_value! { Format(SampleFormat):
     "s16" => SampleFormat::Pcm16, "16-bit integers";
     "f32" => SampleFormat::Float32, "32-bit floats";
+}
+
+/// A thousand threads take a quarter of a minute to start, and no machine has so many cores to spare.
+fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    let threads = text.parse().ok().filter(|threads| (1..=256).contains(threads)).and_then(NonZeroUsize::new);
+    threads.ok_or_else(|| "a number from 1 to 256 is wanted".into())
 }
 
 fn temperature(text: &str) -> Result<f32, String> {

@@ -156,7 +156,9 @@ pub fn check_codec_encoder(manifest: &Manifest, codec: &CodecContract) -> Result
 
 const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float16];
 
-fn check_decoder(manifest: &Manifest, graph: &Graph) -> Result<LanguageContract> {
+/// Checks the decoder by itself. What only the other parts know, the vocabularies and what the heads take, is not filled
+/// in.
+pub(super) fn check_decoder(manifest: &Manifest, graph: &Graph) -> Result<LanguageContract> {
     let part = Checked::new(manifest, Part::LlmDecoder, graph.clone());
     let layers = (0..).take_while(|layer| graph.input(&format!("past_key_values.{layer}.key")).is_some()).count();
     if layers == 0 {

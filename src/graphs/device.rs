@@ -1,6 +1,6 @@
 //! On which device a part runs.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::error::UserError;
 
@@ -11,6 +11,15 @@ pub enum Device {
     Cpu,
     /// The first NVIDIA GPU.
     Cuda,
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "the CPU",
+            Self::Cuda => "CUDA",
+        })
+    }
 }
 
 /// What the caller asks for.
@@ -37,7 +46,7 @@ pub fn choose(
     match (choice, provider) {
         (Some(DeviceChoice::Only(Device::Cpu)), _) => Ok((Device::Cpu, None)),
         (Some(DeviceChoice::Only(Device::Cuda)), _) => {
-            cuda().map_err(|error| error.context(UserError::model("no GPU can be used")))?;
+            cuda().context("no GPU can be used")?;
             Ok((Device::Cuda, None))
         }
         (Some(DeviceChoice::Auto), _) => match cuda() {

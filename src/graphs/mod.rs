@@ -8,6 +8,7 @@ pub mod contract;
 pub mod decoder;
 pub mod device;
 pub mod embeds;
+pub mod probe;
 pub mod runtime;
 mod session;
 

@@ -1,6 +1,6 @@
 //! One graph opened in ONNX Runtime, and the tensors that go in and out.
 
-use std::{path::Path, sync::Arc};
+use std::{borrow::Cow, path::Path, sync::Arc};
 
 use anyhow::{Context, Result};
 use half::f16;
@@ -62,7 +62,7 @@ impl OpenGraph {
         let session = open_session(runtime, path, device).map_err(|error| {
             let hint = "`higgs-tts doctor --model-path DIR` looks closer; downloading the folder again may help";
             let message = format!("cannot load {}", path.display());
-            anyhow::anyhow!(first_line(&error)).context(UserError::model(message).with_hint(hint))
+            anyhow::anyhow!(reason(&error)).context(UserError::model(message).with_hint(hint))
         })?;
         Ok(Self { part, session, interrupt: interrupt.clone() })
     }
@@ -74,9 +74,13 @@ impl OpenGraph {
     }
 
     /// Feeds the inputs by name and takes one output as it is.
-    pub(super) fn run_raw(&mut self, inputs: Vec<(&str, DynValue)>, output: &str) -> Result<DynValue> {
-        let inputs: Vec<(&str, SessionInputValue<'_>)> =
-            inputs.into_iter().map(|(name, value)| (name, SessionInputValue::from(value))).collect();
+    pub(super) fn run_raw<'n, N: Into<Cow<'n, str>>>(
+        &mut self,
+        inputs: Vec<(N, DynValue)>,
+        output: &str,
+    ) -> Result<DynValue> {
+        let inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> =
+            inputs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         let part = self.part.name();
         let mut outputs = self
             .session
@@ -126,12 +130,15 @@ pub(crate) fn check_cuda(runtime: &Runtime) -> Result<()> {
         with_cuda(Session::builder(runtime.environment())?)?;
         Ok(())
     };
-    start().map_err(|error| UserError::model(first_line(&error)).with_hint("check the driver, CUDA and cuDNN").into())
+    start().map_err(|error| UserError::model(reason(&error)).with_hint("check the driver, CUDA and cuDNN").into())
 }
 
-/// The first line of an error of ONNX Runtime: the others are a trace of its own sources.
-fn first_line(error: &ort::Error) -> String {
-    error.message().lines().next().unwrap_or_default().trim().to_owned()
+/// What an error of ONNX Runtime says, without the places in its sources: the lines after the first, and in the first
+/// all before the name of the kind of error, as in `/a/b.cc:1 F() [ONNXRuntimeError] : 1 : FAIL : what it says`.
+fn reason(error: &ort::Error) -> String {
+    let line = error.message().lines().next().unwrap_or_default();
+    let after_kind = line.rsplit_once("[ONNXRuntimeError] : ").and_then(|(_, rest)| rest.splitn(3, " : ").nth(2));
+    after_kind.unwrap_or(line).trim().to_owned()
 }
 
 /// A tensor of floats in the type that a graph takes.

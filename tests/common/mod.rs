@@ -20,11 +20,13 @@ pub(crate) fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
 }
 
-/// A model folder of the tiny model, such as `cpu_fp32`. Parts that are the same in all folders come from `cpu_int4`.
+/// A model folder of the tiny model, such as `cpu_int4`. What is the same in all folders comes from `cpu_fp32`, what
+/// only the folders of lower precision share from `cpu_int4`.
 /// The folder goes when the value does; what a test changes in it, it changes in its own copy.
 pub(crate) fn tiny(name: &str) -> TempDir {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for source in ["cpu_int4", name] {
+    let sources: &[&str] = if name == "cpu_fp32" { &[name] } else { &["cpu_fp32", "cpu_int4", name] };
+    for source in sources {
         for entry in fs::read_dir(data().join("tiny").join(source)).unwrap() {
             let path = entry.unwrap().path();
             fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
