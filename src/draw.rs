@@ -14,6 +14,7 @@ use self::health::Fault;
 use crate::{
     audio::Audio,
     codes::{Codebooks, DelayedCodes},
+    error::UserError,
     model::Model,
     prompt::Voice,
     sampler::{Rules, Sampling},
@@ -40,6 +41,22 @@ impl Request {
     /// A text with the default settings.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), voice: None, sampling: Sampling::default(), max_frames: None, retries: 2 }
+    }
+
+    /// Refuses a text that one draw cannot hold, unless a length limit shows that this is known.
+    ///
+    /// # Errors
+    /// A [`UserError`].
+    pub fn check(&self) -> Result<()> {
+        let expected_s = text::expected_speech_s(&self.text);
+        if self.max_frames.is_none() && expected_s > health::LONGEST_TEXT_S {
+            let message = format!(
+                "the text takes about {expected_s:.0} s to say, and one draw holds {:.0} s",
+                health::LONGEST_TEXT_S
+            );
+            return Err(UserError::request(message).with_hint("split it into parts of a few sentences").into());
+        }
+        Ok(())
     }
 
     /// Whether draws are watched, judged and repeated. The reference implementation has no such guard.
@@ -233,6 +250,17 @@ mod tests {
         assert_eq!(settings(0.8, 3), (10, 0.5));
         assert_eq!(settings(0.8, 9), (16, 0.5));
         assert_eq!(settings(0.3, 2), (9, 0.3));
+    }
+
+    #[test]
+    fn a_text_that_one_draw_cannot_hold_is_refused() {
+        let mut request = Request::new("abcdefghijklmn ".repeat(75));
+        assert!(request.check().is_ok());
+        request.text = "abcdefghijklmn ".repeat(90);
+        let error = request.check().unwrap_err();
+        assert_eq!(error.to_string(), "the text takes about 90 s to say, and one draw holds 75 s");
+        request.max_frames = Some(100);
+        assert!(request.check().is_ok());
     }
 
     #[test]

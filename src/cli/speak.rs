@@ -187,6 +187,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         Some(transcript) => Some(clean(transcript).context(UserError::request("--ref-text cannot be used"))?),
         None => None,
     };
+    let mut request =
+        Request { text, voice: None, sampling: sampling(args), max_frames: args.max_frames, retries: args.retries };
+    request.check()?;
     let folder = args.model.folder()?;
     audio::check(&output)?;
     let reference = args.ref_audio.as_deref().map(Reference::read).transpose()?;
@@ -201,17 +204,13 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     model.notes().iter().for_each(|note| warn(note));
 
     let start = Instant::now();
-    let voice = match &reference {
-        Some(reference) => {
-            progress.encoding();
-            Some(reference.encode(&mut model, transcript, &progress, args.quiet)?)
-        }
-        None => None,
-    };
+    if let Some(reference) = &reference {
+        progress.encoding();
+        request.voice = Some(reference.encode(&mut model, transcript, &progress, args.quiet)?);
+    }
     let voice_s = start.elapsed().as_secs_f64();
-    let reference_frames = voice.as_ref().map(|voice| voice.codes.len());
+    let reference_frames = request.voice.as_ref().map(|voice| voice.codes.len());
 
-    let request = Request { text, voice, sampling: sampling(args), max_frames: args.max_frames, retries: args.retries };
     let draws = speak(&mut model, request, &progress)?;
     progress.finish();
     let (draw, retries, timings) = draws.finish().context("nothing was drawn")?;

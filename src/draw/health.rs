@@ -7,6 +7,9 @@ use crate::{audio::Audio, codes::DelayedCodes, utterance::StopReason};
 /// Rows that the reference implementation makes at most: 81.6 s of sound.
 pub(super) const MOST_ROWS: usize = 2048;
 
+/// Texts that take longer do not fit into so many rows: the estimate may be a little too high, not much.
+pub(super) const LONGEST_TEXT_S: f64 = 75.0;
+
 /// How much cooler each retry is, and where that ends: cooler draws go wrong less often, but below 0.5 they stick more
 /// easily.
 pub(super) const COOLER: f32 = 0.1;
@@ -38,9 +41,10 @@ const SILENT_BELOW_LOUDEST_DB: f32 = -45.0;
 /// A draw whose loudest frame is below this level (dB of full scale) says nothing.
 const NOTHING_BELOW_DB: f32 = -60.0;
 
-/// Hiss: a flat spectrum for longer than any fricative lasts. White noise has a spectral flatness near 1, vowels below
-/// 0.05; a long /s/ reaches 0.5 for a third of a second.
-const HISS_FLATNESS: f32 = 0.6;
+/// Hiss: a flat spectrum for longer than any fricative lasts. White noise has a spectral flatness near 1; in the speech
+/// of two synthesizers (flite, espeak-ng), full of fricatives, it stayed below 0.2 and 0.6, and above 0.3 for 80 ms at
+/// most.
+const HISS_FLATNESS: f32 = 0.35;
 const HISS_S: f64 = 1.0;
 /// Noise below this level (dB of full scale) is room noise.
 const HISS_ABOVE_DB: f32 = -45.0;

@@ -64,15 +64,7 @@ impl Codec {
     /// When the graph fails, or gives another number of samples, or samples that are not finite.
     pub fn decode(&mut self, codes: &Codes) -> Result<Vec<f32>> {
         let frames: Vec<&[u16]> = codes.frames().collect();
-        let hop = self.contract.hop_length;
-        let mut samples = Vec::with_capacity(frames.len() * hop);
-        for begin in (0..frames.len()).step_by(WINDOW_FRAMES) {
-            let end = (begin + WINDOW_FRAMES).min(frames.len());
-            let from = begin.saturating_sub(CONTEXT_FRAMES);
-            let to = (end + CONTEXT_FRAMES).min(frames.len());
-            let window = self.decode_window(&frames[from..to])?;
-            samples.extend_from_slice(&window[(begin - from) * hop..(end - from) * hop]);
-        }
+        let samples = self.decode_in_windows(&frames, WINDOW_FRAMES, CONTEXT_FRAMES)?;
         if let Some(position) = samples.iter().position(|sample| !sample.is_finite()) {
             let message = format!("the codec gave {} for sample {position}", samples[position]);
             let hint = "a broken kernel is likely: try `--codec-device cpu`, and see `higgs-tts doctor`";
@@ -82,6 +74,18 @@ impl Codec {
             let message = format!("the codec gave nothing but zeros for {} frames", frames.len());
             let hint = "a broken kernel is likely: try `--codec-device cpu`, and see `higgs-tts doctor`";
             return Err(UserError::model(message).with_hint(hint).into());
+        }
+        Ok(samples)
+    }
+
+    fn decode_in_windows(&mut self, frames: &[&[u16]], window: usize, context: usize) -> Result<Vec<f32>> {
+        let hop = self.contract.hop_length;
+        let mut samples = Vec::with_capacity(frames.len() * hop);
+        for begin in (0..frames.len()).step_by(window) {
+            let end = (begin + window).min(frames.len());
+            let (from, to) = (begin.saturating_sub(context), (end + context).min(frames.len()));
+            let decoded = self.decode_window(&frames[from..to])?;
+            samples.extend_from_slice(&decoded[(begin - from) * hop..(end - from) * hop]);
         }
         Ok(samples)
     }
@@ -134,5 +138,31 @@ impl Codec {
             .map(|code| u16::try_from(code).unwrap_or(u16::MAX))
             .collect();
         Codes::new(codebooks, entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{num::NonZeroUsize, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn windows_with_ten_frames_of_context_are_the_whole_and_nine_are_not() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/cpu_fp32");
+        let runtime = Runtime::start(NonZeroUsize::MIN).unwrap();
+        let manifest = Manifest::read(&folder).unwrap();
+        let mut codec = Codec::open(runtime, &Interrupt::new(runtime).unwrap(), &manifest, Device::Cpu).unwrap();
+        let frames: Vec<[u16; 8]> =
+            (0..70u32).map(|t| std::array::from_fn(|k| ((t * t * 31 + k as u32 * 7) % 1024) as u16)).collect();
+        let frames: Vec<&[u16]> = frames.iter().map(<[u16; 8]>::as_slice).collect();
+        let whole = codec.decode_in_windows(&frames, 100, 0).unwrap();
+        assert_eq!(whole.len(), 70 * 960);
+        let mut differs_by = |context| {
+            let windows = codec.decode_in_windows(&frames, 25, context).unwrap();
+            whole.iter().zip(windows).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+        };
+        assert!(differs_by(10) < 1e-5);
+        assert!(differs_by(9) > 1e-4);
     }
 }
