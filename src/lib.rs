@@ -19,7 +19,7 @@
 //! | floor | rooms |
 //! |---|---|
 //! | doors | the executable: flags, progress, exit codes |
-//! | spine | [`draw`] → [`model`] → [`utterance`] |
+//! | spine | [`draw`], [`eval`] → [`model`] → [`utterance`] |
 //! | crafts | [`prompt`], [`sampler`], [`graphs`] (the only home of ONNX Runtime) |
 //! | facts | [`text`], [`audio`], [`manifest`], [`onnx`], [`codes`], [`error`] |
 //!
@@ -53,6 +53,7 @@ pub mod audio;
 pub mod codes;
 pub mod draw;
 pub mod error;
+pub mod eval;
 pub mod graphs;
 pub mod manifest;
 pub mod model;

@@ -3,10 +3,11 @@
 use std::{num::NonZeroUsize, path::Path, thread};
 
 use anyhow::{Context, Result, ensure};
-use ndarray::{Array2, Axis, concatenate, s};
+use ndarray::{Array1, Array2, Axis, concatenate, s};
 
 use crate::{
     audio::{Audio, resample},
+    codes::{Codes, DelayedCodes},
     error::UserError,
     graphs::{
         Device, DeviceChoice, Interrupt, Runtime,
@@ -58,6 +59,17 @@ pub struct Model {
     interrupt: Interrupt,
     devices: (Device, Device),
     notes: Vec<String>,
+}
+
+/// What the model makes of rows that it did not draw itself.
+#[derive(Debug, Clone)]
+pub struct Followed {
+    /// Hidden states `[L, H]` of the prompt.
+    pub prompt: Array2<f32>,
+    /// For each row the hidden state `[H]` from which it would be drawn.
+    pub drawn_from: Vec<Array1<f32>>,
+    /// For each row its logits `[codebooks, vocabulary]`.
+    pub logits: Vec<Array2<f32>>,
 }
 
 impl Model {
@@ -150,6 +162,11 @@ impl Model {
         &self.prompt
     }
 
+    /// Whether the folder has an encoder, so that voices can be cloned.
+    pub fn has_encoder(&self) -> bool {
+        self.codec.has_encoder()
+    }
+
     /// Encodes a reference recording of any sample rate. It is filled with silence to one second, the shortest that
     /// the reference implementation encodes.
     ///
@@ -211,11 +228,28 @@ impl Model {
         Ok(())
     }
 
+    /// Runs a prompt and the rows after it through the decoder as if the model had drawn them (teacher forcing).
+    ///
+    /// # Errors
+    /// As [`Self::prefill`].
+    pub fn follow(&mut self, prompt: &[Segment], rows: &DelayedCodes) -> Result<Followed> {
+        let embeds = self.embed(prompt)?;
+        let mut cache = self.decoder.allocate(embeds.nrows() + rows.len())?;
+        let prompt = self.decoder.forward(embeds.view(), &mut cache)?;
+        let mut drawn_from = vec![prompt.row(prompt.nrows() - 1).to_owned()];
+        for row in rows.rows().take(rows.len().saturating_sub(1)) {
+            let embeds = self.audio_embed.embed_row(row)?;
+            drawn_from.push(self.decoder.forward(embeds.view(), &mut cache)?.row(0).to_owned());
+        }
+        let logits = drawn_from.iter().map(|hidden| self.audio_heads.logits(hidden.view())).collect::<Result<_>>()?;
+        Ok(Followed { prompt, drawn_from, logits })
+    }
+
     /// Decodes codes to sound.
     ///
     /// # Errors
     /// When the codec fails, or gives samples that are not finite or all zero.
-    pub fn decode(&mut self, codes: &crate::codes::Codes) -> Result<Audio> {
+    pub fn decode(&mut self, codes: &Codes) -> Result<Audio> {
         let samples = self.codec.decode(codes)?;
         Ok(Audio { samples, sample_rate_hz: self.codec.contract().sample_rate_hz })
     }

@@ -9,7 +9,7 @@ const FLOORS: [&[&str]; 6] = [
     &["prompt", "sampler", "graphs"],
     &["utterance"],
     &["model"],
-    &["draw"],
+    &["draw", "eval"],
 ];
 
 /// Where each dependency may be named. The doors, `cli` and `main`, are a crate of their own and see only what is public.
@@ -29,7 +29,7 @@ const HOMES: [(&str, &[&str]); 19] = [
     ("memmap2", &["onnx"]),
     ("prost", &["onnx"]),
     ("serde_json", &["manifest", "cli"]),
-    ("ndarray", &["graphs", "model", "sampler", "utterance"]),
+    ("ndarray", &["eval", "graphs", "model", "sampler", "utterance"]),
     ("clap", &["cli"]),
     ("indicatif", &["cli"]),
     ("ctrlc", &["cli"]),

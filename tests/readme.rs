@@ -48,6 +48,8 @@ fn every_other_command_does_what_it_says() {
     let here = folder.path();
     fs::create_dir(here.join("onnx")).unwrap();
     fs::rename(model.path(), here.join("onnx/cpu_int4")).unwrap();
+    let reference = tiny("cpu_fp32");
+    fs::rename(reference.path(), here.join("onnx/cpu_fp32")).unwrap();
     fs::copy(data().join("clone/reference.wav"), here.join("ref.wav")).unwrap();
     fs::write(here.join("chapter.txt"), "A short chapter.").unwrap();
     // A player that keeps what it is given.
@@ -71,5 +73,5 @@ fn every_other_command_does_what_it_says() {
         }
         ran += 1;
     }
-    assert_eq!(ran, 7, "the README has other commands than this test expects");
+    assert_eq!(ran, 8, "the README has other commands than this test expects");
 }

@@ -17,7 +17,7 @@ use higgs_tts::{
     onnx::Graph,
 };
 
-use super::{Outcome, interrupt, speak::ModelArgs};
+use super::{Outcome, flags::ModelArgs, interrupt};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -1,6 +1,8 @@
 //! The command line: flags, help, progress, and what is said on stderr.
 
 mod doctor;
+mod eval;
+mod flags;
 pub(crate) mod interrupt;
 mod speak;
 
@@ -43,6 +45,8 @@ struct Cli {
 enum Command {
     /// Show what a bug report needs: runtime, processor, and a check of every part of a model folder
     Doctor(doctor::Args),
+    /// Compare a model folder with one of higher precision
+    Eval(eval::Args),
     /// Print the licences of this program and of what is inside it
     Licenses,
 }
@@ -61,6 +65,7 @@ pub(crate) fn run() -> Result<Outcome> {
     match cli.command {
         None => speak::run(&cli.speak),
         Some(Command::Doctor(args)) => doctor::run(&args),
+        Some(Command::Eval(args)) => eval::run(&args),
         Some(Command::Licenses) => {
             let own = [include_str!("../../LICENSE"), include_str!("../../NOTICE")];
             let mut out = std::io::stdout().lock();

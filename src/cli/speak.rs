@@ -4,23 +4,18 @@ mod progress;
 
 use std::{
     io::{self, IsTerminal, Read, Write},
-    num::NonZeroUsize,
     path::{Path, PathBuf},
     time::Instant,
 };
 
 use anyhow::{Context, Result, ensure};
-use clap::{
-    ValueEnum,
-    builder::{PossibleValue, RangedU64ValueParser},
-};
+use clap::builder::RangedU64ValueParser;
 use higgs_tts::{
     audio::{self, Audio, Output, SampleFormat},
     codes::Codes,
     draw::{Draw, Draws, Request, Step},
     error::UserError,
-    graphs::{Device, DeviceChoice},
-    model::{LoadOptions, Model},
+    model::Model,
     prompt::Voice,
     sampler::{Rules, Sampling},
     text,
@@ -28,7 +23,11 @@ use higgs_tts::{
 use serde_json::{Value, json};
 
 use self::progress::Progress;
-use super::{Outcome, interrupt, say, warn};
+use super::{
+    Outcome,
+    flags::{ModelArgs, flag_value},
+    interrupt, say, warn,
+};
 
 const DEFAULTS: fn() -> Sampling = Sampling::default;
 
@@ -91,65 +90,6 @@ pub(crate) struct Args {
     quiet: bool,
 }
 
-/// Which model, and what runs it.
-#[derive(clap::Args)]
-pub(crate) struct ModelArgs {
-    /// Model folder, such as onnx/cpu_int4
-    #[arg(long, value_name = "DIR", env = "HIGGS_TTS_MODEL", help_heading = "Model")]
-    pub(crate) model_path: Option<PathBuf>,
-    /// Device of the model; without it the folder decides
-    #[arg(long, value_name = "DEVICE", help_heading = "Model")]
-    device: Option<DeviceArg>,
-    /// Device of the codec, if another one
-    #[arg(long, value_name = "DEVICE", help_heading = "Model")]
-    codec_device: Option<DeviceArg>,
-    /// Threads; without it as many as this process may use
-    #[arg(long, value_name = "N", value_parser = threads, help_heading = "Model")]
-    threads: Option<NonZeroUsize>,
-}
-
-impl ModelArgs {
-    pub(crate) fn load_options(&self) -> LoadOptions {
-        LoadOptions {
-            device: self.device.map(|device| device.0),
-            codec_device: self.codec_device.map(|device| device.0),
-            threads: self.threads,
-        }
-    }
-
-    pub(crate) fn folder(&self) -> Result<&Path> {
-        self.model_path.as_deref().ok_or_else(|| {
-            let hint = "name a model folder with --model-path or HIGGS_TTS_MODEL, such as onnx/cpu_int4";
-            UserError::request("no model folder is given").with_hint(hint).into()
-        })
-    }
-}
-
-/// Declares a flag's value that stands for a value of the library.
-macro_rules! flag_value {
-    ($name:ident($of:ty): $($text:literal => $value:expr, $help:literal;)+) => {
-        #[derive(Clone, Copy)]
-        struct $name($of);
-
-        impl ValueEnum for $name {
-            fn value_variants<'a>() -> &'a [Self] {
-                &[$(Self($value)),+]
-            }
-
-            fn to_possible_value(&self) -> Option<PossibleValue> {
-                let all = [$(($value, $text, $help)),+];
-                let (_, text, help) = all.into_iter().find(|(value, ..)| *value == self.0)?;
-                Some(PossibleValue::new(text).help(help))
-            }
-        }
-    };
-}
-
-flag_value! { DeviceArg(DeviceChoice):
-    "cpu" => DeviceChoice::Only(Device::Cpu), "the processor";
-    "cuda" => DeviceChoice::Only(Device::Cuda), "an NVIDIA GPU, or an error";
-    "auto" => DeviceChoice::Auto, "an NVIDIA GPU if one can be used, else the processor";
-}
 flag_value! { RulesArg(Rules):
     "legal" => Rules::Legal, "well-formed rows only; the end of speech is never filtered out";
     "reference" => Rules::Reference, "exactly as the reference implementation; draws are left alone";
@@ -157,12 +97,6 @@ flag_value! { RulesArg(Rules):
 flag_value! { Format(SampleFormat):
     "s16" => SampleFormat::Pcm16, "16-bit integers";
     "f32" => SampleFormat::Float32, "32-bit floats";
-}
-
-/// A thousand threads take a quarter of a minute to start, and no machine has so many cores to spare.
-fn threads(text: &str) -> Result<NonZeroUsize, String> {
-    let threads = text.parse().ok().filter(|threads| (1..=256).contains(threads)).and_then(NonZeroUsize::new);
-    threads.ok_or_else(|| "a number from 1 to 256 is wanted".into())
 }
 
 fn temperature(text: &str) -> Result<f32, String> {

@@ -58,6 +58,11 @@ impl Codec {
         self.contract
     }
 
+    /// Whether the folder names an encoder that is there.
+    pub fn has_encoder(&self) -> bool {
+        self.manifest.file(Part::AudioEncoder).is_ok_and(|path| path.is_file())
+    }
+
     /// Decodes frames to samples, `hop_length` a frame.
     ///
     /// # Errors
