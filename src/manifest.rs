@@ -144,17 +144,23 @@ impl Manifest {
             "head_dim" => ("decoder.head_size", &decoder["head_size"]),
             "hidden_size" => ("decoder.hidden_size", &decoder["hidden_size"]),
             "num_layers" => ("decoder.num_hidden_layers", &decoder["num_hidden_layers"]),
+            "num_attention_heads" => ("decoder.num_attention_heads", &decoder["num_attention_heads"]),
             "num_kv_heads" => ("decoder.num_key_value_heads", &decoder["num_key_value_heads"]),
             "vocab_size" => ("vocab_size", &model["vocab_size"]),
             "context_length" => ("context_length", &model["context_length"]),
             _ => ("", &Value::Null),
         };
         let genai = (format!("genai_config.json: model.{place}"), value);
-        [own, general, genai]
-            .into_iter()
-            .filter(|(_, value)| !value.is_null())
-            .map(|(place, value)| Claim { place, value: value.as_u64().map(|v| v as usize), text: value.to_string() })
-            .collect()
+        [own, general, genai].into_iter().filter(|(_, value)| !value.is_null()).map(Claim::new).collect()
+    }
+
+    /// Tokens whose ids the folder claims.
+    pub fn special_tokens(&self) -> Vec<(String, Claim)> {
+        let tokens = self.manifest["special_tokens"].as_object();
+        let claim = |token: &String, id| Claim::new((format!("manifest.json: special_tokens.{token}"), id));
+        tokens.map_or_else(Vec::new, |tokens| {
+            tokens.iter().map(|(token, id)| (token.clone(), claim(token, id))).collect()
+        })
     }
 }
 
@@ -167,6 +173,12 @@ pub struct Claim {
     pub value: Option<usize>,
     /// What stands there.
     pub text: String,
+}
+
+impl Claim {
+    fn new((place, value): (String, &Value)) -> Self {
+        Self { place, value: value.as_u64().map(|value| value as usize), text: value.to_string() }
+    }
 }
 
 fn read_json(path: &Path) -> Result<Value> {

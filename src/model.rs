@@ -117,6 +117,14 @@ impl Model {
             let message = format!("tokenizer.json has ids up to {}, text_embed has {rows} rows", ids - 1);
             return Err(UserError::model(message).with_hint("the parts belong to different models").into());
         }
+        for (token, claim) in manifest.special_tokens() {
+            let id = prompt.token_id(&token);
+            if id.map(|id| id as usize) != claim.value {
+                let found = id.map_or("no such token".into(), |id| id.to_string());
+                let message = format!("{} is {}, but tokenizer.json has {found}", claim.place, claim.text);
+                return Err(UserError::model(message).with_hint("the parts belong to different models").into());
+            }
+        }
         Ok(Self {
             prompt,
             text_embed,

@@ -91,6 +91,11 @@ impl PromptBuilder {
         highest.map_or(0, |id| id as usize + 1)
     }
 
+    /// The id of a token by name.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(token)
+    }
+
     /// The ids of a text as the tokenizer gives them, tokens of any kind included.
     ///
     /// # Errors

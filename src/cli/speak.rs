@@ -1,14 +1,16 @@
 //! The main job: text in, WAV out.
 
 mod progress;
+mod reference;
+mod report;
 
 use std::{
-    io::{self, IsTerminal, Read, Write},
+    io::{self, IsTerminal, Read},
     path::{Path, PathBuf},
     time::Instant,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::builder::RangedU64ValueParser;
 use higgs_tts::{
     audio::{self, Audio, Output, SampleFormat},
@@ -16,13 +18,16 @@ use higgs_tts::{
     draw::{Draw, Draws, Request, Step},
     error::UserError,
     model::Model,
-    prompt::Voice,
     sampler::{Rules, Sampling},
     text,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
-use self::progress::Progress;
+use self::{
+    progress::Progress,
+    reference::Reference,
+    report::{Report, name, print_json},
+};
 use super::{
     Outcome,
     flags::{ModelArgs, flag_value},
@@ -263,131 +268,6 @@ fn tell_faults(draw: &Draw) {
     } else if draw.specials > 0 {
         warn(&format!("{} special codes stood inside the speech and were replaced", draw.specials));
     }
-}
-
-/// A recording to clone, read and judged before the model is loaded.
-struct Reference {
-    audio: Audio,
-    description: String,
-}
-
-impl Reference {
-    /// Recordings longer than this seldom help and cost 25 positions a second.
-    const LONG_S: f64 = 30.0;
-    /// Below this a recording has hardly a syllable.
-    const SHORT_S: f64 = 1.0;
-    /// The reference implementation takes quieter clips for silence.
-    const SILENT_PEAK: f32 = 1e-5;
-    /// More than this share of samples at full scale, and the recording was clipped.
-    const CLIPPED_SHARE: f64 = 1e-3;
-
-    fn read(path: &Path) -> Result<Self> {
-        let shown = path.display();
-        let recording = audio::read(path, Model::LONGEST_REFERENCE_S)?;
-        let audio = recording.audio;
-        let seconds = audio.duration_s();
-        let peak = audio.samples.iter().fold(0f32, |peak, sample| peak.max(sample.abs()));
-        ensure!(
-            peak >= Self::SILENT_PEAK,
-            UserError::request(format!("{shown} is silent, and a recording of a voice is wanted"))
-        );
-        if recording.damaged_packets > 0 {
-            warn(&format!("{shown} is damaged: {} packets were left out", recording.damaged_packets));
-        }
-        if seconds > Self::LONG_S {
-            warn(&format!("{shown} lasts {seconds:.1} s: 5 to 30 s are enough, and more makes everything slower"));
-        } else if seconds < Self::SHORT_S {
-            warn(&format!("{shown} lasts only {seconds:.1} s: 5 to 30 s are best"));
-        }
-        let clipped = audio.samples.iter().filter(|sample| sample.abs() >= 0.999).count();
-        if clipped as f64 > Self::CLIPPED_SHARE * audio.samples.len() as f64 {
-            warn(&format!("{shown} is clipped: the cloned voice may sound harsh"));
-        }
-        let (format, channels, rate) = (recording.format, recording.channels, audio.sample_rate_hz);
-        let description = format!("{shown} ({format}, {rate} Hz, {channels} channels, {seconds:.2} s)");
-        Ok(Self { audio, description })
-    }
-
-    fn encode(&self, model: &mut Model, transcript: Option<String>, progress: &Progress, quiet: bool) -> Result<Voice> {
-        let start = Instant::now();
-        let with = if transcript.is_some() { "with" } else { "without" };
-        let voice = model.encode_voice(&self.audio, transcript)?;
-        if !quiet {
-            let (frames, seconds) = (voice.codes.len(), start.elapsed().as_secs_f64());
-            let voice = format!("voice of {}: {frames} frames {with} transcript in {seconds:.2} s", self.description);
-            progress.suspend(|| say(&voice));
-        }
-        Ok(voice)
-    }
-}
-
-/// What is told about a result.
-struct Report<'a> {
-    output: &'a Output,
-    draw: &'a Draw,
-    retries: usize,
-    frame_s: f64,
-    load_s: f64,
-    compute_s: f64,
-    reference_frames: Option<usize>,
-    clipped_samples: usize,
-}
-
-impl Report<'_> {
-    fn tell(&self, args: &Args) -> Result<()> {
-        let Draw { audio, stop, sampling, .. } = self.draw;
-        let (seconds, compute_s) = (audio.duration_s(), self.compute_s);
-        if !args.quiet {
-            let rtf = compute_s / seconds;
-            let seed = sampling.seed;
-            let name = name(self.output);
-            say(&format!(
-                "wrote {name}: {seconds:.2} s of audio in {compute_s:.2} s (RTF {rtf:.2}, {stop}, seed {seed})"
-            ));
-        }
-        if args.json {
-            print_json(&self.json())?;
-        }
-        Ok(())
-    }
-
-    fn json(&self) -> Value {
-        let Draw { audio, rows, stop, sampling, faults, specials } = self.draw;
-        let seconds = audio.duration_s();
-        json!({
-            "out": name(self.output),
-            "audio_s": seconds,
-            "samples": audio.samples.len(),
-            "sample_rate_hz": audio.sample_rate_hz,
-            "frames": (seconds / self.frame_s).round() as u64,
-            "rows": rows.len(),
-            "load_s": self.load_s,
-            "compute_s": self.compute_s,
-            "rtf": self.compute_s / seconds,
-            "stop_reason": stop.to_string(),
-            "healthy": self.draw.is_healthy(),
-            "faults": faults.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "retries": self.retries,
-            "seed": sampling.seed,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "special_codes": specials,
-            "clipped_samples": self.clipped_samples,
-            "reference_frames": self.reference_frames,
-        })
-    }
-}
-
-fn name(output: &Output) -> String {
-    match output {
-        Output::File(path) => path.display().to_string(),
-        Output::Stdout => "standard output".into(),
-    }
-}
-
-fn print_json(value: &Value) -> Result<()> {
-    writeln!(io::stdout().lock(), "{value}").context("cannot write to standard output")
 }
 
 /// Frames of the self-test: two seconds.

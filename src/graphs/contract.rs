@@ -96,6 +96,8 @@ pub fn check_language(manifest: &Manifest) -> Result<LanguageContract> {
     let heads_type = hidden.element_type;
     heads.claims("num_codebooks", count)?;
     heads.claims("vocab_size", vocab_size)?;
+    heads.claims("boc_id", usize::from(codebooks.boc()))?;
+    heads.claims("eoc_id", usize::from(codebooks.eoc()))?;
 
     let audio = Checked::new(manifest, Part::AudioEmbed, read(manifest, Part::AudioEmbed)?);
     audio.ports(&["codes"], &["audio_embeds"])?;
@@ -217,6 +219,9 @@ pub(super) fn check_decoder(manifest: &Manifest, graph: &Graph) -> Result<Langua
         ("context_length", positions),
     ] {
         part.claims(key, found)?;
+    }
+    if let Some(&heads) = attention.and_then(|node| node.integers.get("num_heads")) {
+        part.claims("num_attention_heads", heads.unsigned_abs() as usize)?;
     }
     let fused = |name: &String| !name.is_empty();
     Ok(LanguageContract {
