@@ -15,8 +15,9 @@ use crate::{
     audio::Audio,
     codes::{Codebooks, DelayedCodes},
     error::UserError,
+    graphs::decoder::KvCache,
     model::Model,
-    prompt::Voice,
+    prompt::{Segment, Voice},
     sampler::{Rules, Sampling},
     text,
     utterance::{StopReason, Utterance},
@@ -57,6 +58,17 @@ impl Request {
             return Err(UserError::request(message).with_hint("split it into parts of a few sentences").into());
         }
         Ok(())
+    }
+
+    /// Builds the prompt and decides on the greatest number of rows.
+    ///
+    /// # Errors
+    /// As [`Model::room_for`].
+    pub fn plan(&self, model: &Model) -> Result<Plan> {
+        let prompt = model.prompt().build(&self.text, self.voice.as_ref())?;
+        let max_rows = self.max_rows(model.contract().codebooks, model.frame_s());
+        let max_rows = model.room_for(&prompt, max_rows)?;
+        Ok(Plan { prompt, max_rows })
     }
 
     /// Whether draws are watched, judged and repeated. The reference implementation has no such guard.
@@ -118,12 +130,12 @@ impl Draw {
     }
 }
 
-/// What one call of [`Draws::step`] did.
-#[derive(Debug, Clone, PartialEq)]
+/// What became of a row.
+#[derive(Debug, Clone)]
 pub enum Step {
-    /// Drew a row.
-    Row,
-    /// Finished a draw that is not healthy; the next one has these settings.
+    /// The draw goes on, with so many frames of sound.
+    Row(usize),
+    /// It ended a draw that is not healthy; the next one has these settings.
     Rejected {
         /// What was wrong.
         faults: Vec<Fault>,
@@ -132,11 +144,36 @@ pub enum Step {
         /// Settings of the next.
         next: Sampling,
     },
-    /// Finished the last draw.
-    Done,
+    /// It ended the last draw.
+    Finished(Box<Finished>),
 }
 
-/// A request being spoken. Whoever drives it calls [`Self::step`] until it is done, and may stop calling at any time.
+/// What came of a request.
+#[derive(Debug, Clone)]
+pub struct Finished {
+    /// The healthiest draw.
+    pub draw: Draw,
+    /// Draws after the first.
+    pub retries: usize,
+    /// The time of all draws.
+    pub timings: Timings,
+}
+
+/// A request made ready for the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    prompt: Vec<Segment>,
+    max_rows: usize,
+}
+
+impl Plan {
+    /// Positions of the KV cache that prompt and rows take.
+    pub fn positions(&self) -> usize {
+        self.prompt.iter().map(Segment::len).sum::<usize>() + self.max_rows
+    }
+}
+
+/// A request in a slot of the KV cache, with the draw in progress.
 #[derive(Debug)]
 pub struct Draws {
     request: Request,
@@ -147,49 +184,53 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// Builds the prompt and runs it through the model.
+    /// Runs the prompt through the model, into a slot.
     ///
     /// # Errors
     /// As [`Model::prefill`].
-    pub fn begin(model: &mut Model, request: Request) -> Result<Self> {
+    pub fn begin(model: &mut Model, cache: &mut KvCache, slot: usize, request: Request, plan: &Plan) -> Result<Self> {
         let start = Instant::now();
-        let prompt = model.prompt().build(&request.text, request.voice.as_ref())?;
-        let max_rows = request.max_rows(model.contract().codebooks, model.frame_s());
-        let utterance = model.prefill(&prompt, request.sampling, max_rows)?;
+        let utterance = model.prefill(cache, slot, &plan.prompt, request.sampling, plan.max_rows)?;
         let timings = Timings { prefill_s: start.elapsed().as_secs_f64(), ..Timings::default() };
         Ok(Self { request, utterance, begun: 1, best: None, timings })
     }
 
-    /// The draw in progress.
-    pub fn utterance(&self) -> &Utterance {
-        &self.utterance
+    /// The draw in progress, for the model to draw a row of.
+    pub fn utterance_mut(&mut self) -> &mut Utterance {
+        &mut self.utterance
     }
 
-    /// Draws one row; after the last row of a draw, judges it and begins the next one if it is not healthy.
+    /// Positions of the prompt: what stays in the slot when another draw begins.
+    pub fn prompt_len(&self) -> usize {
+        self.utterance.prompt_len()
+    }
+
+    /// Looks at the row that the model has just drawn, which took `seconds`. After the last row of a draw, judges it
+    /// and begins the next one if it is not healthy.
     ///
     /// # Errors
-    /// As [`Model::decode_step`] and [`Model::decode`].
-    pub fn step(&mut self, model: &mut Model) -> Result<Step> {
+    /// As [`Model::decode`].
+    pub fn row_drawn(&mut self, model: &mut Model, seconds: f64) -> Result<Step> {
+        self.timings.decode_s += seconds;
+        let rows = self.utterance.rows();
+        if self.request.is_guarded() && self.utterance.stop_reason().is_none() && health::is_stuck(rows) {
+            self.utterance.stop(StopReason::RepetitionGuard);
+        }
         let Some(stop) = self.utterance.stop_reason() else {
-            let start = Instant::now();
-            model.decode_step(&mut self.utterance)?;
-            self.timings.decode_s += start.elapsed().as_secs_f64();
-            if self.request.is_guarded()
-                && self.utterance.stop_reason().is_none()
-                && health::is_stuck(self.utterance.rows())
-            {
-                self.utterance.stop(StopReason::RepetitionGuard);
-            }
-            return Ok(Step::Row);
+            let rows = self.utterance.rows();
+            return Ok(Step::Row(rows.codebooks().frames_of(rows.len())));
         };
         let draw = self.judge(model, stop)?;
         let (faults, seed) = (draw.faults.clone(), draw.sampling.seed);
-        if self.best.as_ref().is_none_or(|best| draw.faults.len() < best.faults.len()) {
-            self.best = Some(draw);
-        }
+        let best = match self.best.take() {
+            Some(best) if best.faults.len() <= draw.faults.len() => best,
+            _ => draw,
+        };
         if faults.is_empty() || self.begun > self.request.retries || self.request.sampling.is_greedy() {
-            return Ok(Step::Done);
+            let (retries, timings) = (self.begun - 1, self.timings);
+            return Ok(Step::Finished(Box::new(Finished { draw: best, retries, timings })));
         }
+        self.best = Some(best);
         let next = self.request.sampling.retry(self.begun);
         self.begun += 1;
         self.utterance.restart(next);
@@ -216,11 +257,6 @@ impl Draws {
             }
         }
         Ok(Draw { audio, rows, stop, sampling: *self.utterance.sampling(), faults, specials })
-    }
-
-    /// The healthiest draw so far, with the number of retries and the time that all of them took.
-    pub fn finish(self) -> Option<(Draw, usize, Timings)> {
-        self.best.map(|draw| (draw, self.begun - 1, self.timings))
     }
 }
 

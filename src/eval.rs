@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use ndarray::Array2;
+use ndarray::{Array2, ArrayView1, ArrayView2};
 
 use crate::{
     audio::Audio,
@@ -116,11 +116,7 @@ fn lesson(model: &mut Model, texts: &[String], length: usize) -> Result<Lesson> 
 
 fn draw(model: &mut Model, text: &str, sampling: Sampling, length: usize) -> Result<DelayedCodes> {
     let prompt = model.prompt().build(text, None)?;
-    let mut utterance = model.prefill(&prompt, sampling, length)?;
-    while utterance.stop_reason().is_none() {
-        model.decode_step(&mut utterance)?;
-    }
-    Ok(utterance.rows().clone())
+    Ok(model.draw(&prompt, sampling, length)?.rows().clone())
 }
 
 fn trace(model: &mut Model, texts: &[String], lesson: &Lesson) -> Result<Trace> {
@@ -148,7 +144,7 @@ fn trace(model: &mut Model, texts: &[String], lesson: &Lesson) -> Result<Trace> 
 
 fn report(found: &Trace, expected: &Trace, lesson: &Lesson) -> Report {
     let both = || found.followed.iter().zip(&expected.followed);
-    let pairs = || both().flat_map(|(found, expected)| found.logits.iter().zip(&expected.logits));
+    let pairs = || both().flat_map(|(found, expected)| found.logits.outer_iter().zip(expected.logits.outer_iter()));
     let argmax = shares(expected.codebooks.count, pairs().map(|(a, b)| (likeliest(a), likeliest(b))));
     let greedy_equal = found.greedy.iter().zip(&expected.greedy).map(|(found, expected)| {
         found.rows().zip(expected.rows()).take_while(|(found, expected)| found == expected).count()
@@ -156,7 +152,7 @@ fn report(found: &Trace, expected: &Trace, lesson: &Lesson) -> Report {
     let eoc = usize::from(expected.codebooks.eoc());
     let ramp_in = expected.codebooks.count;
     let mut rank_errors: Vec<usize> = both()
-        .flat_map(|(found, expected)| found.logits.iter().zip(&expected.logits).skip(ramp_in))
+        .flat_map(|(found, expected)| found.logits.outer_iter().zip(expected.logits.outer_iter()).skip(ramp_in))
         .map(|(found, expected)| rank(found, eoc).abs_diff(rank(expected, eoc)))
         .collect();
     rank_errors.sort_unstable();
@@ -172,7 +168,7 @@ fn report(found: &Trace, expected: &Trace, lesson: &Lesson) -> Report {
         text_embed: agreement(&found.text_embeds, &expected.text_embeds),
         audio_embed: agreement(&found.audio_embeds, &expected.audio_embeds),
         prefill: agree(|followed| followed.prompt.iter().copied().collect()),
-        rows: agree(|followed| followed.drawn_from.iter().flatten().copied().collect()),
+        rows: agree(|followed| followed.drawn_from.iter().copied().collect()),
         argmax,
         greedy_rows: (greedy_equal.sum(), expected.greedy.iter().map(DelayedCodes::len).sum()),
         eoc_rank_error: (
@@ -185,8 +181,8 @@ fn report(found: &Trace, expected: &Trace, lesson: &Lesson) -> Report {
 }
 
 /// The likeliest entry of each codebook, the lowest on ties.
-fn likeliest(logits: &Array2<f32>) -> Vec<u16> {
-    let best = |logits: ndarray::ArrayView1<'_, f32>| {
+fn likeliest(logits: ArrayView2<'_, f32>) -> Vec<u16> {
+    let best = |logits: ArrayView1<'_, f32>| {
         (0..)
             .zip(logits)
             .fold((0, f32::NEG_INFINITY), |best, (at, &logit)| if logit > best.1 { (at, logit) } else { best })
@@ -196,7 +192,7 @@ fn likeliest(logits: &Array2<f32>) -> Vec<u16> {
 }
 
 /// How many entries of codebook 0 are likelier than this one.
-fn rank(logits: &Array2<f32>, entry: usize) -> usize {
+fn rank(logits: ArrayView2<'_, f32>, entry: usize) -> usize {
     let logits = logits.row(0);
     logits.iter().filter(|&&logit| logit > logits[entry]).count()
 }
@@ -229,8 +225,8 @@ mod tests {
     #[test]
     fn ranks_and_likeliest_entries_follow_the_logits() {
         let logits = array![[0.0, 3.0, 1.0, 3.0], [9.0, 0.0, 0.0, 0.0]];
-        assert_eq!(likeliest(&logits), [1, 0]);
-        assert_eq!((rank(&logits, 1), rank(&logits, 2), rank(&logits, 0)), (0, 2, 3));
+        assert_eq!(likeliest(logits.view()), [1, 0]);
+        assert_eq!([1, 2, 0].map(|entry| rank(logits.view(), entry)), [0, 2, 3]);
     }
 
     #[test]

@@ -19,6 +19,7 @@
 //! | floor | rooms |
 //! |---|---|
 //! | doors | the executable: flags, progress, exit codes |
+//! | desk | [`scheduler`]: many requests, a few slots |
 //! | spine | [`draw`], [`eval`] → [`model`] → [`utterance`] |
 //! | crafts | [`prompt`], [`sampler`], [`graphs`] (the only home of ONNX Runtime) |
 //! | facts | [`text`], [`audio`], [`manifest`], [`onnx`], [`codes`], [`error`] |
@@ -31,18 +32,26 @@
 //!
 //! use higgs_tts::{
 //!     audio::{self, Output, SampleFormat},
-//!     draw::{Draws, Request, Step},
+//!     draw::Request,
 //!     model::{LoadOptions, Model},
+//!     scheduler::{Event, Scheduler},
 //!     text,
 //! };
 //!
 //! fn main() -> anyhow::Result<()> {
 //!     let mut model = Model::load(Path::new("onnx/cpu_int4"), &LoadOptions::default())?;
-//!     let request = Request::new(text::clean("Hello, this is a test.")?.text);
-//!     let mut draws = Draws::begin(&mut model, request)?;
-//!     while draws.step(&mut model)? != Step::Done {}
-//!     let (draw, ..) = draws.finish().expect("a draw is done");
-//!     audio::write(&Output::File(PathBuf::from("hello.wav")), &draw.audio, SampleFormat::Pcm16)?;
+//!     let mut scheduler = Scheduler::new(8);
+//!     for line in ["Hello, this is a test.", "And this is another."] {
+//!         scheduler.submit(Request::new(text::clean(line)?.text));
+//!     }
+//!     while !scheduler.is_idle() {
+//!         for event in scheduler.step(&mut model)? {
+//!             if let Event::Finished(n, finished) = event {
+//!                 let output = Output::File(PathBuf::from(format!("{n}.wav")));
+//!                 audio::write(&output, &finished.draw.audio, SampleFormat::Pcm16)?;
+//!             }
+//!         }
+//!     }
 //!     Ok(())
 //! }
 //! ```
@@ -60,5 +69,6 @@ pub mod model;
 pub mod onnx;
 pub mod prompt;
 pub mod sampler;
+pub mod scheduler;
 pub mod text;
 pub mod utterance;

@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, path::Path, thread};
 
 use anyhow::{Context, Result, ensure};
-use ndarray::{Array1, Array2, Axis, concatenate, s};
+use ndarray::{Array2, Array3, Axis, concatenate, s, stack};
 
 use crate::{
     audio::{Audio, resample},
@@ -13,7 +13,7 @@ use crate::{
         Device, DeviceChoice, Interrupt, Runtime,
         codec::Codec,
         contract::{LanguageContract, check_language},
-        decoder::Decoder,
+        decoder::{Decoder, KvCache},
         embeds::{AudioEmbed, AudioHeads, TextEmbed},
         open_language, resolve_devices,
     },
@@ -66,10 +66,10 @@ pub struct Model {
 pub struct Followed {
     /// Hidden states `[L, H]` of the prompt.
     pub prompt: Array2<f32>,
-    /// For each row the hidden state `[H]` from which it would be drawn.
-    pub drawn_from: Vec<Array1<f32>>,
-    /// For each row its logits `[codebooks, vocabulary]`.
-    pub logits: Vec<Array2<f32>>,
+    /// Hidden states `[rows, H]` from which the rows would be drawn.
+    pub drawn_from: Array2<f32>,
+    /// Logits `[rows, codebooks, vocabulary]`.
+    pub logits: Array3<f32>,
 }
 
 impl Model {
@@ -195,12 +195,27 @@ impl Model {
         Ok(Voice { codes: self.codec.encode(&samples)?, transcript })
     }
 
-    /// Runs the prompt through the decoder and gives the utterance that begins after it, with at most `max_rows` rows.
+    /// A KV cache for so many utterances at once, with room for so many positions each.
     ///
     /// # Errors
-    /// A [`UserError`] when the prompt leaves no room in the context, or when the hidden states show that a kernel is
-    /// broken.
-    pub fn prefill(&mut self, prompt: &[Segment], sampling: Sampling, max_rows: usize) -> Result<Utterance> {
+    /// When the memory cannot be had.
+    pub fn allocate(&self, slots: usize, capacity: usize) -> Result<KvCache> {
+        self.decoder.allocate(slots, capacity)
+    }
+
+    /// Gives a KV cache room for more positions, keeping what is in it.
+    ///
+    /// # Errors
+    /// When the memory cannot be had, or the cache lies on a GPU. It is unchanged then.
+    pub fn grow(&self, cache: &mut KvCache, capacity: usize) -> Result<()> {
+        self.decoder.grow(cache, capacity)
+    }
+
+    /// How many rows may follow a prompt, of those wanted.
+    ///
+    /// # Errors
+    /// A [`UserError`] when the prompt leaves no room in the context.
+    pub fn room_for(&self, prompt: &[Segment], rows: usize) -> Result<usize> {
         let positions: usize = prompt.iter().map(Segment::len).sum();
         let room = self.contract.positions.saturating_sub(positions);
         if room < 2 * self.contract.codebooks.count {
@@ -210,30 +225,71 @@ impl Model {
             );
             return Err(UserError::request(message).with_hint("use a shorter text or reference recording").into());
         }
-        let max_rows = max_rows.min(room);
-        let embeds = self.embed(prompt)?;
-        let mut cache = self.decoder.allocate(positions + max_rows)?;
-        let hidden = self.decoder.forward(embeds.view(), &mut cache).context("prefill failed")?;
-        check_hidden(&hidden)?;
-        let last = hidden.row(hidden.nrows() - 1).to_owned();
-        Ok(Utterance::new(cache, last, sampling, self.contract.codebooks, max_rows))
+        Ok(rows.min(room))
     }
 
-    /// Draws the next row of an utterance and, unless it was the last, runs it through the decoder.
+    /// Runs a prompt through the decoder into a slot and gives the utterance that begins after it, with at most
+    /// `max_rows` rows. What was in the slot is forgotten.
     ///
     /// # Errors
-    /// When the utterance has ended, a graph fails or is interrupted, or a logit is not finite.
-    pub fn decode_step(&mut self, utterance: &mut Utterance) -> Result<()> {
-        ensure!(utterance.stop_reason().is_none(), "the utterance has ended");
-        let logits = self.audio_heads.logits(utterance.hidden.view())?;
-        let row = utterance.sampler.next_row(logits.view())?;
-        utterance.push(&row);
-        if utterance.stop_reason().is_none() {
-            let embeds = self.audio_embed.embed_row(&row)?;
-            let hidden = self.decoder.forward(embeds.view(), &mut utterance.cache)?;
-            utterance.hidden = hidden.slice(s![0, ..]).to_owned();
+    /// When the slot has no room for prompt and rows; a [`UserError`] when the hidden states show that a kernel is
+    /// broken.
+    pub fn prefill(
+        &mut self,
+        cache: &mut KvCache,
+        slot: usize,
+        prompt: &[Segment],
+        sampling: Sampling,
+        max_rows: usize,
+    ) -> Result<Utterance> {
+        let embeds = self.embed(prompt)?;
+        let (positions, capacity) = (embeds.nrows() + max_rows, cache.capacity());
+        ensure!(positions <= capacity, "a slot of {capacity} positions has no room for {positions}");
+        cache.truncate(slot, 0);
+        let hidden = self.decoder.prefill(embeds.view(), cache, slot).context("prefill failed")?;
+        check_hidden(&hidden)?;
+        let last = hidden.row(hidden.nrows() - 1).to_owned();
+        Ok(Utterance::new(embeds.nrows(), last, sampling, self.contract.codebooks, max_rows))
+    }
+
+    /// Draws the next row of each utterance, the n-th of which has the n-th slot of the cache, and runs the rows
+    /// through the decoder together. Each utterance gets the row that it would get alone.
+    ///
+    /// # Errors
+    /// When an utterance has ended, a graph fails or is interrupted, or a logit is not finite.
+    pub fn decode_step(&mut self, cache: &mut KvCache, utterances: &mut [&mut Utterance]) -> Result<()> {
+        ensure!(utterances.iter().all(|utterance| utterance.stop_reason().is_none()), "an utterance has ended");
+        let hidden: Vec<_> = utterances.iter().map(|utterance| utterance.hidden.view()).collect();
+        let logits = self.audio_heads.logits(stack(Axis(0), &hidden)?.view())?;
+        let mut rows = Vec::with_capacity(utterances.len());
+        for (utterance, logits) in utterances.iter_mut().zip(logits.outer_iter()) {
+            let row = utterance.sampler.next_row(logits)?;
+            utterance.push(&row);
+            rows.push(row);
+        }
+        // The row of an utterance that has just ended goes along unless all have: its slot is free afterwards.
+        if utterances.iter().any(|utterance| utterance.stop_reason().is_none()) {
+            let embeds = self.audio_embed.embed(rows.iter().map(Vec::as_slice))?;
+            let hidden = self.decoder.step(embeds.view(), cache)?;
+            for (utterance, hidden) in utterances.iter_mut().zip(hidden.outer_iter()) {
+                utterance.hidden.assign(&hidden);
+            }
         }
         Ok(())
+    }
+
+    /// Draws an utterance alone and to its end.
+    ///
+    /// # Errors
+    /// As [`Self::prefill`] and [`Self::decode_step`].
+    pub fn draw(&mut self, prompt: &[Segment], sampling: Sampling, max_rows: usize) -> Result<Utterance> {
+        let max_rows = self.room_for(prompt, max_rows)?;
+        let mut cache = self.allocate(1, prompt.iter().map(Segment::len).sum::<usize>() + max_rows)?;
+        let mut utterance = self.prefill(&mut cache, 0, prompt, sampling, max_rows)?;
+        while utterance.stop_reason().is_none() {
+            self.decode_step(&mut cache, &mut [&mut utterance])?;
+        }
+        Ok(utterance)
     }
 
     /// Runs a prompt and the rows after it through the decoder as if the model had drawn them (teacher forcing).
@@ -242,14 +298,14 @@ impl Model {
     /// As [`Self::prefill`].
     pub fn follow(&mut self, prompt: &[Segment], rows: &DelayedCodes) -> Result<Followed> {
         let embeds = self.embed(prompt)?;
-        let mut cache = self.decoder.allocate(embeds.nrows() + rows.len())?;
-        let prompt = self.decoder.forward(embeds.view(), &mut cache)?;
-        let mut drawn_from = vec![prompt.row(prompt.nrows() - 1).to_owned()];
+        let mut cache = self.decoder.allocate(1, embeds.nrows() + rows.len())?;
+        let prompt = self.decoder.prefill(embeds.view(), &mut cache, 0)?;
+        let mut drawn_from = prompt.slice(s![prompt.nrows() - 1.., ..]).to_owned();
         for row in rows.rows().take(rows.len().saturating_sub(1)) {
-            let embeds = self.audio_embed.embed_row(row)?;
-            drawn_from.push(self.decoder.forward(embeds.view(), &mut cache)?.row(0).to_owned());
+            let embeds = self.audio_embed.embed(std::iter::once(row))?;
+            drawn_from.append(Axis(0), self.decoder.step(embeds.view(), &mut cache)?.view())?;
         }
-        let logits = drawn_from.iter().map(|hidden| self.audio_heads.logits(hidden.view())).collect::<Result<_>>()?;
+        let logits = self.audio_heads.logits(drawn_from.view())?;
         Ok(Followed { prompt, drawn_from, logits })
     }
 
@@ -272,7 +328,7 @@ impl Model {
             .filter(|segment| !segment.is_empty())
             .map(|segment| match segment {
                 Segment::Tokens(ids) => self.text_embed.embed(ids),
-                Segment::Codes(rows) => self.audio_embed.embed(rows),
+                Segment::Codes(rows) => self.audio_embed.embed(rows.rows()),
             })
             .collect::<Result<Vec<_>>>()?;
         let views: Vec<_> = embeds.iter().map(|embeds| embeds.view()).collect();

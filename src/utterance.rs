@@ -1,4 +1,4 @@
-//! One request in flight: its place in the KV cache, its sampler, the rows so far.
+//! One request in flight: its sampler, its last hidden state, the rows so far.
 
 use std::fmt;
 
@@ -6,7 +6,6 @@ use ndarray::Array1;
 
 use crate::{
     codes::{Codebooks, DelayedCodes},
-    graphs::decoder::KvCache,
     sampler::{Sampler, Sampling},
 };
 
@@ -31,10 +30,10 @@ impl fmt::Display for StopReason {
     }
 }
 
-/// The state of one utterance. It does not own the model: any number of them can be in flight.
+/// The state of one utterance. It owns neither the model nor the KV cache, in which it has a slot: any number of
+/// utterances can be in flight.
 #[derive(Debug)]
 pub struct Utterance {
-    pub(crate) cache: KvCache,
     /// Hidden state `[H]` of the last position, from which the next row is drawn.
     pub(crate) hidden: Array1<f32>,
     /// Where the prompt ends, and the hidden state there: a new draw begins here without a new prefill.
@@ -47,15 +46,15 @@ pub struct Utterance {
 
 impl Utterance {
     pub(crate) fn new(
-        cache: KvCache,
+        prompt_len: usize,
         hidden: Array1<f32>,
         sampling: Sampling,
         codebooks: Codebooks,
         max_rows: usize,
     ) -> Self {
-        let prompt = (cache.len(), hidden.clone());
+        let prompt = (prompt_len, hidden.clone());
         let (sampler, rows) = (Sampler::new(sampling, codebooks), DelayedCodes::new(codebooks));
-        Self { cache, hidden, prompt, sampler, rows, max_rows, stop: None }
+        Self { hidden, prompt, sampler, rows, max_rows, stop: None }
     }
 
     /// The rows so far.
@@ -93,10 +92,9 @@ impl Utterance {
         }
     }
 
-    /// Back to the end of the prompt, for another draw.
+    /// Back to the end of the prompt, for another draw. Its slot of the KV cache must be cut to the prompt as well.
     pub fn restart(&mut self, sampling: Sampling) {
         let codebooks = self.rows.codebooks();
-        self.cache.truncate(self.prompt.0);
         self.hidden.clone_from(&self.prompt.1);
         self.sampler = Sampler::new(sampling, codebooks);
         self.rows = DelayedCodes::new(codebooks);

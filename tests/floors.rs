@@ -3,13 +3,14 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 /// Rooms from the ground up. Those on one floor do not know each other.
-const FLOORS: [&[&str]; 6] = [
+const FLOORS: [&[&str]; 7] = [
     &["error"],
     &["text", "audio", "manifest", "onnx", "codes"],
     &["prompt", "sampler", "graphs"],
     &["utterance"],
     &["model"],
     &["draw", "eval"],
+    &["scheduler"],
 ];
 
 /// Where each dependency may be named. The doors, `cli` and `main`, are a crate of their own and see only what is public.

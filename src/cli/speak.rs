@@ -15,10 +15,11 @@ use clap::builder::RangedU64ValueParser;
 use higgs_tts::{
     audio::{self, Audio, Output, SampleFormat},
     codes::Codes,
-    draw::{Draw, Draws, Request, Step},
+    draw::{Draw, Finished, Request},
     error::UserError,
     model::Model,
     sampler::{Rules, Sampling},
+    scheduler::{Event, Scheduler},
     text,
 };
 use serde_json::json;
@@ -150,9 +151,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let voice_s = start.elapsed().as_secs_f64();
     let reference_frames = request.voice.as_ref().map(|voice| voice.codes.len());
 
-    let draws = speak(&mut model, request, &progress)?;
+    let Finished { draw, retries, timings } = speak(&mut model, request, &progress)?;
     progress.finish();
-    let (draw, retries, timings) = draws.finish().context("nothing was drawn")?;
     let written = audio::write(&output, &draw.audio, args.sample_format.0)?;
     tell_faults(&draw);
     if written.clipped_samples > 0 {
@@ -231,34 +231,35 @@ fn sampling(args: &Args) -> Sampling {
     }
 }
 
-/// Draws until the model has ended, telling progress and rejected draws.
-fn speak(model: &mut Model, request: Request, progress: &Progress) -> Result<Draws> {
+/// Speaks the request, telling progress and rejected draws.
+fn speak(model: &mut Model, request: Request, progress: &Progress) -> Result<Finished> {
     progress.prefill();
-    let (frame_s, codebooks) = (model.frame_s(), model.contract().codebooks);
     let expected_s = text::expected_speech_s(&request.text);
-    let mut draws = Draws::begin(model, request)?;
-    progress.speaking(expected_s);
-    loop {
+    let mut scheduler = Scheduler::new(1);
+    scheduler.submit(request);
+    while !scheduler.is_idle() {
         interrupt::check()?;
-        match draws.step(model)? {
-            Step::Row => {
-                let frames = codebooks.frames_of(draws.utterance().rows().len());
-                progress.spoken(frames, frame_s);
+        for event in scheduler.step(model)? {
+            match event {
+                Event::Begun(_) => progress.speaking(expected_s),
+                Event::Row(_, frames) => progress.spoken(frames, model.frame_s()),
+                Event::Rejected { faults, seed, next, .. } => {
+                    let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+                    let (temperature, next) = (next.temperature, next.seed);
+                    progress.suspend(|| {
+                        warn(&format!(
+                            "the draw with seed {seed} is not healthy ({}); drawing again with seed {next} at temperature {temperature:.2}",
+                            faults.join(", ")
+                        ));
+                    });
+                    progress.speaking(expected_s);
+                }
+                Event::Finished(_, finished) => return Ok(*finished),
+                Event::Failed(_, error) => return Err(error),
             }
-            Step::Rejected { faults, seed, next } => {
-                let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
-                let (temperature, next) = (next.temperature, next.seed);
-                progress.suspend(|| {
-                    warn(&format!(
-                        "the draw with seed {seed} is not healthy ({}); drawing again with seed {next} at temperature {temperature:.2}",
-                        faults.join(", ")
-                    ));
-                });
-                progress.speaking(expected_s);
-            }
-            Step::Done => return Ok(draws),
         }
     }
+    anyhow::bail!("nothing was drawn")
 }
 
 fn tell_faults(draw: &Draw) {

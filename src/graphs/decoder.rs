@@ -1,24 +1,23 @@
 //! The transformer and its KV cache.
 //!
-//! Past and present of the cache are the same memory: the decoder is bound to it once and writes the new positions in
-//! place, so a step neither copies the cache nor allocates for it. How much of it is valid is told by the length of
-//! the attention mask alone; what lies behind is never read.
+//! The cache has a fixed number of *slots*, each with room for the positions of one utterance, in one piece of memory
+//! per layer. Past and present are the same memory: the decoder is bound to it once and writes new positions in place,
+//! so a step neither copies the cache nor allocates for it. How much of a slot is valid is told by the attention mask
+//! alone; what lies behind is never read. A step runs the first n slots together, whatever their lengths; each gets
+//! what it would get alone.
+
+mod cache;
 
 use anyhow::{Context, Result, ensure};
-use half::f16;
 use ndarray::{Array2, ArrayView2};
-use ort::{
-    memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType},
-    session::IoBinding,
-    value::{PrimitiveTensorElementType, Tensor},
-};
+use ort::memory::MemoryInfo;
 
+pub use self::cache::KvCache;
 use super::{
     Device,
     contract::LanguageContract,
     session::{OpenGraph, float_tensor, floats, int_tensor},
 };
-use crate::onnx::ElementType;
 
 /// Embeddings → hidden states.
 #[derive(Debug)]
@@ -28,103 +27,169 @@ pub struct Decoder {
     pub(super) device: Device,
 }
 
-/// The keys and values of one utterance's positions.
-#[derive(Debug)]
-pub struct KvCache {
-    binding: IoBinding,
-    capacity: usize,
-    length: usize,
-}
-
-impl KvCache {
-    /// Positions that are filled.
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Whether no position is filled.
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// Positions that fit.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    /// Forgets the positions from `length` on.
-    pub fn truncate(&mut self, length: usize) {
-        self.length = self.length.min(length);
-    }
-}
-
 impl Decoder {
-    /// Memory for the keys and values of so many positions.
+    /// A cache of so many slots with room for so many positions each.
     ///
     /// # Errors
     /// When the memory cannot be had.
-    pub fn allocate(&self, capacity: usize) -> Result<KvCache> {
-        let session = &self.graph.session;
-        let allocator = match self.device {
-            Device::Cpu => Allocator::default(),
-            Device::Cuda => Allocator::new(
-                session,
-                MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)?,
-            )?,
-        };
-        let mut binding = session.create_binding()?;
-        for layer in 0..self.contract.layers {
-            for half in ["key", "value"] {
-                let names = (format!("past_key_values.{layer}.{half}"), format!("present.{layer}.{half}"));
-                match self.contract.cache_type {
-                    ElementType::Float16 => self.bind_shared::<f16>(&mut binding, &allocator, names, capacity),
-                    _ => self.bind_shared::<f32>(&mut binding, &allocator, names, capacity),
-                }
-                .with_context(|| format!("no memory for a KV cache of {capacity} positions"))?;
-            }
-        }
-        Ok(KvCache { binding, capacity, length: 0 })
+    pub fn allocate(&self, slots: usize, capacity: usize) -> Result<KvCache> {
+        KvCache::new(&self.graph.session, &self.contract, self.device, slots, capacity)
+            .with_context(|| format!("no memory for a KV cache of {slots} × {capacity} positions"))
     }
 
-    /// Binds one tensor as the past and as the present. It must be an owned one: a borrowed tensor would be copied on
-    /// binding, and past and present would silently part ways.
-    fn bind_shared<T: PrimitiveTensorElementType + std::fmt::Debug>(
-        &self,
-        binding: &mut IoBinding,
-        allocator: &Allocator,
-        (past, present): (String, String),
-        capacity: usize,
-    ) -> Result<()> {
-        let shape = [1, self.contract.kv_heads, capacity, self.contract.head_dim];
-        let tensor = Tensor::<T>::new(allocator, shape)?;
-        binding.bind_input(past, &tensor)?;
-        binding.bind_output(present, tensor)?;
+    /// Gives a cache room for more positions, keeping what is in it.
+    ///
+    /// # Errors
+    /// When the memory cannot be had, or the cache lies on a GPU. It is unchanged then.
+    pub fn grow(&self, cache: &mut KvCache, capacity: usize) -> Result<()> {
+        let mut grown = self.allocate(cache.slots(), capacity)?;
+        grown.take_over(cache)?;
+        *cache = grown;
         Ok(())
     }
 
-    /// Appends embeddings `[L, H]` to the positions in the cache and gives their hidden states `[L, H]`.
-    ///
-    /// With one embedding this is a decode step, with more a prefill.
+    /// Appends embeddings `[L, H]` to one slot and gives their hidden states `[L, H]`.
     ///
     /// # Errors
-    /// When the cache has no room, or the graph fails or is interrupted.
-    pub fn forward(&mut self, embeds: ArrayView2<'_, f32>, cache: &mut KvCache) -> Result<Array2<f32>> {
+    /// When the slot has no room, or the graph fails or is interrupted.
+    pub fn prefill(&mut self, embeds: ArrayView2<'_, f32>, cache: &mut KvCache, slot: usize) -> Result<Array2<f32>> {
         let (length, hidden_size) = embeds.dim();
-        let total = cache.length + length;
-        ensure!(total <= cache.capacity, "the KV cache has room for {} positions, not {total}", cache.capacity);
+        let total = cache.len(slot) + length;
+        let hidden = self.run(embeds, [1, length, hidden_size], cache, slot, &[total])?;
+        cache.set_len(slot, total);
+        Ok(hidden)
+    }
+
+    /// Appends one embedding to each of the first slots, `[slots, H]`, and gives their hidden states `[slots, H]`.
+    ///
+    /// # Errors
+    /// When a slot has no room, or the graph fails or is interrupted.
+    pub fn step(&mut self, embeds: ArrayView2<'_, f32>, cache: &mut KvCache) -> Result<Array2<f32>> {
+        let (slots, hidden_size) = embeds.dim();
+        let totals: Vec<usize> = (0..slots).map(|slot| cache.len(slot) + 1).collect();
+        let hidden = self.run(embeds, [slots, 1, hidden_size], cache, 0, &totals)?;
+        for (slot, total) in totals.into_iter().enumerate() {
+            cache.set_len(slot, total);
+        }
+        Ok(hidden)
+    }
+
+    /// Runs embeddings `[slots, L, H]` on the slots from `first` on, which will then be filled up to `totals`.
+    fn run(
+        &mut self,
+        embeds: ArrayView2<'_, f32>,
+        shape: [usize; 3],
+        cache: &mut KvCache,
+        first: usize,
+        totals: &[usize],
+    ) -> Result<Array2<f32>> {
+        let longest = totals.iter().copied().max().context("no slot to run")?;
+        ensure!(longest <= cache.capacity(), "the KV cache has room for {} positions, not {longest}", cache.capacity());
         let embeds = embeds.as_standard_layout();
         let values = embeds.as_slice().context("embeddings are contiguous")?;
-        let input = float_tensor(&[1, length, hidden_size], values, self.contract.embeds_type)?;
-        cache.binding.bind_input("inputs_embeds", &input)?;
-        cache.binding.bind_input("attention_mask", &int_tensor(&[1, total], vec![1; total])?)?;
-        // Bound anew each time: its shape changes between prefill and decode steps.
-        cache.binding.bind_output_to_device("hidden_states", &MemoryInfo::default())?;
+        // The operator takes a row's length from the sum of its mask, wherever the ones stand.
+        let mask = totals.iter().flat_map(|&total| (0..longest).map(move |at| i64::from(at < total))).collect();
         let OpenGraph { session, interrupt, .. } = &mut self.graph;
-        let outputs =
-            session.run_binding_with_options(&cache.binding, interrupt.options()).context("llm_decoder failed")?;
+        let binding = cache.binding(session, first, totals.len())?;
+        binding.bind_input("inputs_embeds", &float_tensor(&shape, values, self.contract.embeds_type)?)?;
+        binding.bind_input("attention_mask", &int_tensor(&[totals.len(), longest], mask)?)?;
+        // Bound anew each time: its shape changes between prefill and decode steps.
+        binding.bind_output_to_device("hidden_states", &MemoryInfo::default())?;
+        let outputs = session.run_binding_with_options(binding, interrupt.options()).context("llm_decoder failed")?;
         let hidden = outputs.get("hidden_states").context("llm_decoder gave no `hidden_states`")?;
-        let hidden = Array2::from_shape_vec((length, hidden_size), floats(hidden)?)?;
-        cache.length = total;
-        Ok(hidden)
+        Ok(Array2::from_shape_vec((shape[0] * shape[1], shape[2]), floats(hidden)?)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{num::NonZeroUsize, path::Path};
+
+    use ndarray::{Array2, ArrayView2, Axis, s};
+
+    use super::*;
+    use crate::{
+        graphs::{Interrupt, Runtime, contract::check_language, open_language},
+        manifest::Manifest,
+    };
+
+    fn decoder() -> Decoder {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/cpu_fp32");
+        let runtime = Runtime::start(NonZeroUsize::MIN).unwrap();
+        let manifest = Manifest::read(&folder).unwrap();
+        let contract = check_language(&manifest).unwrap();
+        let interrupt = Interrupt::new(runtime).unwrap();
+        open_language(runtime, &interrupt, &manifest, &contract, Device::Cpu).unwrap().2
+    }
+
+    fn embeds(rows: usize, seed: usize) -> Array2<f32> {
+        Array2::from_shape_fn((rows, 64), |(row, at)| ((row * 64 + at) as f32 * 0.37 + seed as f32).sin())
+    }
+
+    fn differ(a: ArrayView2<'_, f32>, b: ArrayView2<'_, f32>) -> f32 {
+        assert_eq!(a.dim(), b.dim());
+        a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    }
+
+    /// Slots of a cache full of NaN, of different lengths, one of them filled anew half way: each is as if alone.
+    #[test]
+    fn slots_do_not_see_each_other_nor_what_was_there_before() {
+        let mut decoder = decoder();
+        let mut alone = |prompt: &Array2<f32>, steps: &Array2<f32>| {
+            let mut cache = decoder.allocate(1, 40).unwrap();
+            let mut hidden = decoder.prefill(prompt.view(), &mut cache, 0).unwrap();
+            for step in steps.axis_chunks_iter(Axis(0), 1) {
+                hidden.append(Axis(0), decoder.step(step, &mut cache).unwrap().view()).unwrap();
+            }
+            hidden
+        };
+        let prompts = [embeds(5, 1), embeds(17, 2), embeds(2, 3), embeds(9, 4)];
+        let steps: Vec<_> = (0..4).map(|n| embeds(6, 10 + n)).collect();
+        let expected: Vec<_> = prompts.iter().zip(&steps).map(|(prompt, steps)| alone(prompt, steps)).collect();
+
+        let mut cache = decoder.allocate(3, 30).unwrap();
+        cache.fill_with_nan();
+        for (slot, prompt) in prompts.iter().take(3).enumerate() {
+            let hidden = decoder.prefill(prompt.view(), &mut cache, slot).unwrap();
+            assert!(differ(hidden.view(), expected[slot].slice(s![..prompt.nrows(), ..])) < 1e-5);
+        }
+        // The last slot holds the third utterance for three steps, then the fourth.
+        let mut told = [5, 17, 2];
+        let mut who = [0, 1, 2];
+        for n in 0..6 {
+            if n == 3 {
+                cache.truncate(2, 0);
+                decoder.prefill(prompts[3].view(), &mut cache, 2).unwrap();
+                (who[2], told[2]) = (3, 9);
+            }
+            let row = |slot: usize| steps[who[slot]].row(told[slot] - prompts[who[slot]].nrows());
+            let rows = ndarray::stack(Axis(0), &[row(0), row(1), row(2)]).unwrap();
+            let hidden = decoder.step(rows.view(), &mut cache).unwrap();
+            for slot in 0..3 {
+                let expected = expected[who[slot]].slice(s![told[slot]..=told[slot], ..]);
+                assert!(differ(hidden.slice(s![slot..=slot, ..]), expected) < 1e-5, "step {n}, slot {slot}");
+                told[slot] += 1;
+            }
+        }
+    }
+
+    #[test]
+    fn a_copied_slot_and_a_grown_cache_go_on_as_before() {
+        let mut decoder = decoder();
+        let (prompt, step) = (embeds(7, 1), embeds(1, 2));
+        let mut cache = decoder.allocate(2, 8).unwrap();
+        cache.fill_with_nan();
+        decoder.prefill(prompt.view(), &mut cache, 1).unwrap();
+        cache.copy(1, 0).unwrap();
+        assert_eq!(cache.len(0), 7);
+        let expected = decoder.step(step.view(), &mut cache).unwrap();
+        cache.truncate(0, 7);
+        decoder.grow(&mut cache, 100).unwrap();
+        assert_eq!((cache.capacity(), cache.len(0), cache.len(1)), (100, 7, 7));
+        let rows = ndarray::concatenate(Axis(0), &[step.view(), step.view()]).unwrap();
+        let hidden = decoder.step(rows.view(), &mut cache).unwrap();
+        for slot in 0..2 {
+            assert!(differ(hidden.slice(s![slot..=slot, ..]), expected.view()) < 1e-5);
+        }
     }
 }

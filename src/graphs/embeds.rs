@@ -1,13 +1,12 @@
 //! The tables around the decoder: text tokens and rows of codes in, logits out.
 
 use anyhow::{Result, ensure};
-use ndarray::{Array2, ArrayView1};
+use ndarray::{Array2, Array3, ArrayView2};
 
 use super::{
     contract::LanguageContract,
     session::{OpenGraph, float_tensor, int_tensor},
 };
-use crate::codes::DelayedCodes;
 
 /// Text token ids → embeddings.
 #[derive(Debug)]
@@ -43,30 +42,18 @@ impl AudioEmbed {
     /// Embeddings `[rows, H]` of rows of codes.
     ///
     /// # Errors
-    /// When the graph fails.
-    pub fn embed(&mut self, rows: &DelayedCodes) -> Result<Array2<f32>> {
-        self.embed_rows(rows.rows())
-    }
-
-    /// Embedding `[1, H]` of a single row.
-    ///
-    /// # Errors
-    /// When the graph fails.
-    pub fn embed_row(&mut self, row: &[u16]) -> Result<Array2<f32>> {
-        self.embed_rows(std::iter::once(row))
-    }
-
-    fn embed_rows<'a>(&mut self, rows: impl ExactSizeIterator<Item = &'a [u16]>) -> Result<Array2<f32>> {
+    /// When there is no row, or the graph fails.
+    pub fn embed<'a>(&mut self, rows: impl ExactSizeIterator<Item = &'a [u16]>) -> Result<Array2<f32>> {
         let count = rows.len();
-        let codes: Vec<i64> = rows.flatten().copied().map(i64::from).collect();
         ensure!(count > 0, "no rows to embed");
+        let codes: Vec<i64> = rows.flatten().copied().map(i64::from).collect();
         let input = int_tensor(&[1, count, codes.len() / count], codes)?;
         let (_, values) = self.graph.run(vec![("codes", input)], "audio_embeds")?;
         Ok(Array2::from_shape_vec((count, self.hidden_size), values)?)
     }
 }
 
-/// Hidden state → logits of every codebook.
+/// Hidden states → logits of every codebook.
 #[derive(Debug)]
 pub struct AudioHeads {
     pub(super) graph: OpenGraph,
@@ -74,14 +61,16 @@ pub struct AudioHeads {
 }
 
 impl AudioHeads {
-    /// Logits `[codebooks, vocabulary]` of one hidden state `[H]`.
+    /// Logits `[n, codebooks, vocabulary]` of hidden states `[n, H]`.
     ///
     /// # Errors
     /// When the graph fails.
-    pub fn logits(&mut self, hidden: ArrayView1<'_, f32>) -> Result<Array2<f32>> {
-        let input = float_tensor(&[1, 1, hidden.len()], &hidden.to_vec(), self.contract.heads_type)?;
+    pub fn logits(&mut self, hidden: ArrayView2<'_, f32>) -> Result<Array3<f32>> {
+        let (count, hidden_size) = hidden.dim();
+        let values: Vec<f32> = hidden.iter().copied().collect();
+        let input = float_tensor(&[1, count, hidden_size], &values, self.contract.heads_type)?;
         let (_, values) = self.graph.run(vec![("hidden_states", input)], "audio_logits")?;
         let codebooks = self.contract.codebooks;
-        Ok(Array2::from_shape_vec((codebooks.count, codebooks.vocab_size()), values)?)
+        Ok(Array3::from_shape_vec((count, codebooks.count, codebooks.vocab_size()), values)?)
     }
 }
