@@ -145,7 +145,11 @@ impl Graph {
     pub fn read(path: &Path) -> Result<Self> {
         let shown = path.display();
         let file = File::open(path).map_err(|error| missing(path, error))?;
-        let length = file.metadata().with_context(|| format!("cannot read {shown}"))?.len();
+        let metadata = file.metadata().with_context(|| format!("cannot read {shown}"))?;
+        if metadata.is_dir() {
+            return Err(damaged(path, "it is a folder"));
+        }
+        let length = metadata.len();
         if length == 0 {
             return Err(damaged(path, "the file is empty"));
         }
@@ -225,7 +229,11 @@ fn check_external_data(path: &Path, tensors: &[proto::Tensor]) -> Result<u64> {
     let mut bytes = 0;
     for (location, needed) in needed {
         let data = folder.join(location);
-        let found = data.metadata().map_err(|error| missing(&data, error))?.len();
+        let metadata = data.metadata().map_err(|error| missing(&data, error))?;
+        if metadata.is_dir() {
+            return Err(damaged(&data, "it is a folder"));
+        }
+        let found = metadata.len();
         if found < needed {
             return Err(damaged(&data, &format!("it has {found} bytes, {} needs {needed}", path.display())));
         }

@@ -196,6 +196,10 @@ fn create_part(path: &Path) -> Result<NamedTempFile> {
     let Some(name) = path.file_name() else {
         return refuse("it is not the name of a file");
     };
+    // As with `new/`, which would fail only when the sound is renamed.
+    if !path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes()) {
+        return refuse("it is not the name of a file");
+    }
     let folder = folder_of(path);
     match fs::metadata(folder) {
         Ok(metadata) if !metadata.is_dir() => return refuse(format!("`{}` is not a folder", folder.display())),

@@ -76,22 +76,19 @@ pub(crate) fn run() -> Result<Outcome> {
 }
 
 /// Prints an error with its causes and, if there is one, a hint.
-#[expect(clippy::print_stderr, reason = "this is where errors are told")]
 pub(crate) fn print_error(error: &anyhow::Error) {
-    eprintln!("higgs-tts: {error:#}");
+    say(&format!("higgs-tts: {error:#}"));
     if let Some(hint) = error.downcast_ref::<UserError>().and_then(UserError::hint) {
-        eprintln!("hint: {hint}");
+        say(&format!("hint: {hint}"));
     }
 }
 
 /// Tells the person something that does not stop the work.
-#[expect(clippy::print_stderr, reason = "this is where warnings are told")]
 fn warn(message: &str) {
-    eprintln!("higgs-tts: warning: {message}");
+    say(&format!("higgs-tts: warning: {message}"));
 }
 
-/// Tells the person how it went.
-#[expect(clippy::print_stderr, reason = "this is where the outcome is told")]
+/// Tells the person how it went. Nothing better can be done when stderr is closed or full, and the work goes on.
 fn say(message: &str) {
-    eprintln!("{message}");
+    let _ = writeln!(std::io::stderr().lock(), "{message}");
 }
