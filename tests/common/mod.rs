@@ -5,6 +5,8 @@ use std::{
     collections::HashMap,
     fs,
     path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
 };
 
 use higgs_tts::codes::{Codebooks, DelayedCodes};
@@ -33,6 +35,30 @@ pub(crate) fn tiny(name: &str) -> TempDir {
         }
     }
     folder
+}
+
+/// What a run of the program left.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// The exit code; none when a signal ended it, as the watchdog's does.
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+/// The program, ready for arguments. It unpacks ONNX Runtime once for all tests, and knows no model folder.
+pub(crate) fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_higgs-tts"));
+    command.env("HIGGS_TTS_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache")).env_remove("HIGGS_TTS_MODEL");
+    command
+}
+
+/// Runs it to the end, with these bytes on standard input. A run that hangs is ended, and has no exit code.
+pub(crate) fn run(command: Command, stdin: &[u8]) -> Run {
+    let output =
+        assert_cmd::Command::from_std(command).timeout(Duration::from_secs(30)).write_stdin(stdin).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    Run { code: output.status.code(), stdout: output.stdout, stderr }
 }
 
 /// A file of reference values.
