@@ -52,7 +52,7 @@ impl Codebooks {
 
     /// Rows that a number of frames takes when delayed.
     pub fn rows_of(self, frames: usize) -> usize {
-        frames + self.count - 1
+        frames.saturating_add(self.count - 1)
     }
 
     /// Whole frames in a number of rows.
@@ -227,6 +227,12 @@ mod tests {
         assert!(rows.undelayed().0.is_empty());
         rows.push(&[0; 8]);
         assert_eq!(rows.undelayed().0.len(), 1);
+    }
+
+    #[test]
+    fn rows_and_frames_are_counted_without_overflow() {
+        assert_eq!((BOOKS.rows_of(1), BOOKS.rows_of(usize::MAX)), (8, usize::MAX));
+        assert_eq!((BOOKS.frames_of(0), BOOKS.frames_of(7), BOOKS.frames_of(8)), (0, 0, 1));
     }
 
     #[test]

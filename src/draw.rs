@@ -265,7 +265,9 @@ impl Sampling {
     /// temperature asked for, if that is lower still).
     fn retry(&self, n: usize) -> Self {
         let floor = self.temperature.min(health::COOLEST);
-        let temperature = (self.temperature - health::COOLER * n as f32).max(floor);
+        let cooler = self.temperature - health::COOLER * n as f32;
+        // Rounded, so that the temperature that is told is the one that was used.
+        let temperature = ((cooler * 1e4).round() / 1e4).max(floor);
         Self { temperature, seed: self.seed.wrapping_add(n as u64), ..*self }
     }
 }

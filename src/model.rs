@@ -247,7 +247,7 @@ impl Model {
         ensure!(positions <= capacity, "a slot of {capacity} positions has no room for {positions}");
         cache.truncate(slot, 0);
         let hidden = self.decoder.prefill(embeds.view(), cache, slot).context("prefill failed")?;
-        check_hidden(&hidden)?;
+        check_hidden(&hidden, self.devices.0)?;
         let last = hidden.row(hidden.nrows() - 1).to_owned();
         Ok(Utterance::new(embeds.nrows(), last, sampling, self.contract.codebooks, max_rows))
     }
@@ -337,8 +337,8 @@ impl Model {
 }
 
 /// Broken attention kernels, seen on some ARM builds of CUDA, give hidden states of zeros or NaN and then minutes of
-/// noise.
-fn check_hidden(hidden: &Array2<f32>) -> Result<()> {
+/// noise; so do weights that belong to another graph.
+fn check_hidden(hidden: &Array2<f32>, device: Device) -> Result<()> {
     let what = if hidden.iter().any(|value| !value.is_finite()) {
         "values that are not finite"
     } else if hidden.iter().all(|&value| value == 0.0) {
@@ -346,8 +346,17 @@ fn check_hidden(hidden: &Array2<f32>) -> Result<()> {
     } else {
         return Ok(());
     };
-    let message = format!("the decoder's hidden states are {what}: an attention kernel of this runtime is broken");
-    let hint = "try `--device cpu` or another ONNX Runtime (ORT_DYLIB_PATH); `higgs-tts doctor` looks closer";
+    let (cause, hint) = match device {
+        Device::Cpu => (
+            "its weights are damaged, or an attention kernel is broken",
+            "download the folder again; `higgs-tts doctor` looks closer",
+        ),
+        Device::Cuda => (
+            "an attention kernel of this runtime is broken, or its weights are damaged",
+            "try `--device cpu` or another ONNX Runtime (ORT_DYLIB_PATH); `higgs-tts doctor` looks closer",
+        ),
+    };
+    let message = format!("the decoder's hidden states are {what}: {cause}");
     Err(UserError::model(message).with_hint(hint).into())
 }
 
@@ -357,12 +366,12 @@ mod tests {
 
     #[test]
     fn hidden_states_of_a_broken_kernel_are_an_error() {
-        assert!(check_hidden(&Array2::from_elem((3, 4), 0.5)).is_ok());
-        let zeros = check_hidden(&Array2::zeros((3, 4))).unwrap_err().to_string();
-        assert!(zeros.starts_with("the decoder's hidden states are nothing but zeros"));
+        assert!(check_hidden(&Array2::from_elem((3, 4), 0.5), Device::Cpu).is_ok());
+        let zeros = check_hidden(&Array2::zeros((3, 4)), Device::Cuda).unwrap_err().to_string();
+        assert!(zeros.starts_with("the decoder's hidden states are nothing but zeros: an attention kernel"));
         let mut one_nan = Array2::ones((3, 4));
         one_nan[(1, 2)] = f32::NAN;
-        let nan = check_hidden(&one_nan).unwrap_err().to_string();
-        assert!(nan.starts_with("the decoder's hidden states are values that are not finite"));
+        let nan = check_hidden(&one_nan, Device::Cpu).unwrap_err().to_string();
+        assert!(nan.starts_with("the decoder's hidden states are values that are not finite: its weights are damaged"));
     }
 }

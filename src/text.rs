@@ -3,6 +3,8 @@
 //! The model takes plain text with control tags such as `<|emotion:elation|>`. Its tokenizer knows further tokens of
 //! that shape that build the prompt; inside a text they would break it, so only the tags pass.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 
 use crate::error::UserError;
@@ -67,6 +69,22 @@ fn tag_name(token: &str) -> Option<&str> {
     TAGS.iter().any(|&(known, names)| known == category && names.contains(&name)).then_some(inner)
 }
 
+/// The longest text that is looked at: a few times what one draw can speak. The tokenizer takes minutes for texts of a
+/// megabyte without spaces.
+pub const LONGEST_BYTES: usize = 16 * 1024;
+
+/// Refuses texts that are too long to be looked at.
+///
+/// # Errors
+/// A [`UserError`].
+pub fn check_size(text: &[u8]) -> Result<()> {
+    if text.len() > LONGEST_BYTES {
+        let message = format!("the text has more than {LONGEST_BYTES} bytes");
+        return Err(UserError::request(message).with_hint("split it into parts of a few sentences").into());
+    }
+    Ok(())
+}
+
 /// A text that can be spoken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CleanText {
@@ -84,13 +102,10 @@ pub struct CleanText {
 pub fn clean(text: &str) -> Result<CleanText> {
     // Invisible characters go first: leaving one out later could make a token of its neighbours.
     let visible: String = text.chars().filter(|&c| !is_invisible(c)).collect();
-    let controls = text.chars().count() - visible.chars().count();
-    let mut kept = String::with_capacity(text.len());
-    let mut warnings = Vec::new();
-    let (mut emoji, mut markup) = (0, 0);
+    let mut left_out = LeftOut { invisible: text.chars().count() - visible.chars().count(), ..LeftOut::default() };
+    let mut kept = String::with_capacity(visible.len());
     let mut rest = visible.as_str();
     while let Some(first) = rest.chars().next() {
-        let run = rest.len() - rest.trim_start_matches(first).len();
         let mut taken = first.len_utf8();
         if let Some(token) = leading_token(rest) {
             taken = token.len();
@@ -98,42 +113,76 @@ pub fn clean(text: &str) -> Result<CleanText> {
                 kept.push_str(token);
             } else {
                 kept.push(' ');
-                warnings.push(format!("`{token}` is not a control tag and was left out of the text"));
+                *left_out.tokens.entry(token).or_default() += 1;
             }
         } else if is_emoji(first) {
-            emoji += 1;
+            left_out.emoji += 1;
             kept.push(' ');
-        } else if is_markup(first, run) {
+        } else if let Some(run) = leading_markup(rest) {
             taken = run;
-            markup += 1;
+            left_out.markup += 1;
             kept.push(' ');
         } else {
             kept.push(first);
         }
         rest = &rest[taken..];
     }
-    let left_out = [(emoji, "emoji"), (controls, "invisible characters"), (markup, "runs of markup such as `***`")];
-    warnings.extend(
-        left_out
-            .iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, what)| format!("left out of the text: {count} {what}")),
-    );
     let text = kept.split_whitespace().collect::<Vec<_>>().join(" ");
     if !without_tags(&text).any(char::is_alphanumeric) {
         return Err(UserError::request("the text has no letter or digit to speak").into());
     }
-    Ok(CleanText { text, warnings })
+    Ok(CleanText { text, warnings: left_out.warnings() })
+}
+
+/// What was left out of a text.
+#[derive(Default)]
+struct LeftOut<'a> {
+    tokens: BTreeMap<&'a str, usize>,
+    emoji: usize,
+    invisible: usize,
+    markup: usize,
+}
+
+impl LeftOut<'_> {
+    /// Tokens that are named; of more, only the number is told.
+    const NAMED: usize = 5;
+
+    fn warnings(&self) -> Vec<String> {
+        let times = |count: usize| if count == 1 { String::new() } else { format!(" ({count} times)") };
+        let named = self.tokens.iter().take(Self::NAMED);
+        let mut warnings: Vec<String> = named
+            .map(|(token, &count)| {
+                format!("`{token}` is not a control tag and was left out of the text{}", times(count))
+            })
+            .collect();
+        let others = self.tokens.len().saturating_sub(Self::NAMED);
+        for (count, one, many) in [
+            (others, "other token", "other tokens"),
+            (self.emoji, "emoji", "emoji"),
+            (self.invisible, "invisible character", "invisible characters"),
+            (self.markup, "run of markup such as `***`", "runs of markup such as `***`"),
+        ] {
+            if count > 0 {
+                warnings.push(format!("left out of the text: {count} {}", if count == 1 { one } else { many }));
+            }
+        }
+        warnings
+    }
 }
 
 /// A token `<|…|>` at the beginning of a text: up to 48 characters without white space or brackets inside.
 fn leading_token(text: &str) -> Option<&str> {
     let inner = text.strip_prefix("<|")?;
-    let length = inner.find("|>")?;
-    let name = &inner[..length];
-    let is_name = (1..=48).contains(&name.chars().count())
-        && !name.contains(|c: char| c.is_whitespace() || matches!(c, '<' | '>' | '|'));
-    is_name.then(|| &text[..length + 4])
+    let ends_name = |c: char| c.is_whitespace() || matches!(c, '<' | '>' | '|');
+    let (length, _) = inner.char_indices().take(49).find(|&(_, c)| ends_name(c))?;
+    (length > 0 && inner[length..].starts_with("|>")).then(|| &text[..length + 4])
+}
+
+/// The bytes of a run of markup at the beginning of a text.
+fn leading_markup(text: &str) -> Option<usize> {
+    let first = text.chars().next().filter(|c| matches!(c, '*' | '_' | '#' | '=' | '~' | '`' | '-'))?;
+    let run = text.len() - text.trim_start_matches(first).len();
+    (run >= if first == '-' { 3 } else { 2 }).then_some(run)
 }
 
 fn is_emoji(c: char) -> bool {
@@ -146,10 +195,6 @@ fn is_invisible(c: char) -> bool {
     (c.is_control() && !c.is_whitespace())
         || matches!(c, '\u{ad}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}')
         || matches!(c, '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{fff9}'..='\u{fffc}' | '\u{e0000}'..='\u{e007f}')
-}
-
-fn is_markup(c: char, run: usize) -> bool {
-    (matches!(c, '*' | '_' | '#' | '=' | '~' | '`') && run >= 2) || (matches!(c, '-') && run >= 3)
 }
 
 /// The characters of a clean text outside its tags.
@@ -239,6 +284,24 @@ mod tests {
     }
 
     #[test]
+    fn many_tokens_are_counted_and_only_some_named() {
+        let text: String = (0..100).map(|n| format!("<|x{}|>", n % 7)).collect();
+        let warnings = clean(&format!("Hello {text}")).unwrap().warnings;
+        assert_eq!(warnings.len(), 6);
+        assert_eq!(warnings[0], "`<|x0|>` is not a control tag and was left out of the text (15 times)");
+        assert_eq!(warnings[5], "left out of the text: 2 other tokens");
+    }
+
+    /// Each of these took minutes when a character cost as much as the text behind it.
+    #[test]
+    fn the_time_for_a_text_grows_with_its_length_only() {
+        for part in ["<|", "\u{1f600}", "****", "a\u{301}", "<|a|>"] {
+            let text = format!("H{}", part.repeat(200_000));
+            assert!(clean(&text).is_ok(), "{part}");
+        }
+    }
+
+    #[test]
     fn emoji_invisible_characters_and_markup_do_not_become_noises() {
         let found = clean("**Bold** 👍🏽 text\u{7}\n\n---\n\n# Title").unwrap();
         assert_eq!(found.text, "Bold text # Title");
@@ -246,7 +309,7 @@ mod tests {
             found.warnings,
             [
                 "left out of the text: 2 emoji",
-                "left out of the text: 1 invisible characters",
+                "left out of the text: 1 invisible character",
                 "left out of the text: 3 runs of markup such as `***`"
             ]
         );

@@ -404,7 +404,7 @@ fn a_number_that_contradicts_the_graphs_is_named_with_both_values() {
                 "vocab_size of the text",
                 |at| manifest(at, "/sub_models/llm_decoder/vocab_size", json!(577)),
                 SPEAK,
-                "manifest.json: llm_decoder.vocab_size is 577, but model/llm_decoder.onnx has 576",
+                "manifest.json: llm_decoder.vocab_size is 577, but model/text_embed.onnx has 576",
             ),
             copied(
                 "context_length",
@@ -464,19 +464,19 @@ fn a_number_that_contradicts_the_graphs_is_named_with_both_values() {
                 "two sample rates",
                 |at| manifest(at, "/constants/sample_rate", json!(48000)),
                 SELFTEST,
-                "manifest.json: constants.sample_rate is 48000, but model/audio_tokenizer.onnx has 24000",
+                "manifest.json: constants.sample_rate is 48000, but the folder elsewhere has 24000",
             ),
             copied(
                 "two sample rates of the codec",
                 |at| manifest(at, "/sub_models/audio_encoder/sample_rate", json!(48000)),
                 CLONE,
-                "manifest.json: audio_encoder.sample_rate is 48000, but model/audio_encoder.onnx has 24000",
+                "manifest.json: audio_encoder.sample_rate is 48000, but the folder elsewhere has 24000",
             ),
             copied(
                 "two hop lengths",
                 |at| manifest(at, "/sub_models/audio_tokenizer/hop_length", json!(480)),
                 SELFTEST,
-                "manifest.json: constants.hop_length is 960, but model/audio_tokenizer.onnx has 480",
+                "manifest.json: constants.hop_length is 960, but the folder elsewhere has 480",
             ),
             model(
                 "another hop length",
@@ -553,7 +553,7 @@ fn a_number_that_contradicts_the_graphs_is_named_with_both_values() {
                 "genai_config: vocab_size",
                 |at| genai(at, "/vocab_size", json!(151936)),
                 SPEAK,
-                "genai_config.json: model.vocab_size is 151936, but model/llm_decoder.onnx has 576",
+                "genai_config.json: model.vocab_size is 151936, but model/text_embed.onnx has 576",
             ),
             copied(
                 "genai_config: context_length",
@@ -766,9 +766,9 @@ fn a_data_file_or_tokenizer_that_does_not_fit_is_named() {
                 "the data file is not finite",
                 |at| write(at, "model/llm_decoder.onnx.data", [0xff; 333_056]),
                 SPEAK,
-                "the decoder's hidden states are values that are not finite: an attention kernel of this runtime \
-                is broken\n\
-                hint: try `--device cpu` or another ONNX Runtime (ORT_DYLIB_PATH); `higgs-tts doctor` looks closer",
+                "the decoder's hidden states are values that are not finite: its weights are damaged, \
+                or an attention kernel is broken\n\
+                hint: download the folder again; `higgs-tts doctor` looks closer",
             ),
             again(
                 "the data file is a folder",
@@ -1028,17 +1028,17 @@ fn a_flag_that_makes_no_sense_is_said_so() {
             flag(
                 "--top-k is negative",
                 "--text Hello. --out out/speech.wav --top-k=-1",
-                "invalid value '-1' for '--top-k <K>': invalid digit found in string",
+                "invalid value '-1' for '--top-k <K>': a whole number from 0 to 18446744073709551615 is wanted",
             ),
             flag(
                 "--seed is negative",
                 "--text Hello. --out out/speech.wav --seed=-1",
-                "invalid value '-1' for '--seed <N>': invalid digit found in string",
+                "invalid value '-1' for '--seed <N>': a whole number from 0 to 18446744073709551615 is wanted",
             ),
             flag(
                 "--seed has more than 64 bits",
                 "--text Hello. --out out/speech.wav --seed 18446744073709551616",
-                "invalid value '18446744073709551616' for '--seed <N>': number too large to fit in target type",
+                "invalid value '18446744073709551616' for '--seed <N>': a whole number from 0 to 18446744073709551615 is wanted",
             ),
             flag(
                 "--threads is 0",
@@ -1048,12 +1048,12 @@ fn a_flag_that_makes_no_sense_is_said_so() {
             flag(
                 "--max-frames is 0",
                 "--text Hello. --out out/speech.wav --max-frames 0",
-                "invalid value '0' for '--max-frames <N>': 0 is not in 1..18446744073709551615",
+                "invalid value '0' for '--max-frames <N>': a number from 1 to 1000000 is wanted",
             ),
             flag(
                 "--retries is negative",
                 "--text Hello. --out out/speech.wav --retries=-1",
-                "invalid value '-1' for '--retries <N>': invalid digit found in string",
+                "invalid value '-1' for '--retries <N>': a whole number from 0 to 18446744073709551615 is wanted",
             ),
             flag(
                 "--sampler is unknown",
@@ -1222,9 +1222,23 @@ fn a_text_that_cannot_be_spoken_is_said_so() {
             ),
             request(
                 "the text is too long for one draw",
-                |at| write(at, "words.txt", "word ".repeat(5000)),
+                |at| write(at, "words.txt", "word ".repeat(500)),
                 "--model-path model --text-file words.txt --out out/speech.wav",
-                "the text takes about 1429 s to say, and one draw holds 75 s\n\
+                "the text takes about 143 s to say, and one draw holds 75 s\n\
+                hint: split it into parts of a few sentences",
+            ),
+            request(
+                "the text never ends",
+                |_| {},
+                "--model-path model --text-file /dev/zero --out out/speech.wav",
+                "the text has more than 16384 bytes\n\
+                hint: split it into parts of a few sentences",
+            ),
+            request(
+                "the text is too long to be looked at, whatever the length limit",
+                |at| write(at, "words.txt", "x".repeat(50_000)),
+                "--model-path model --text-file words.txt --out out/speech.wav --max-frames 9",
+                "the text has more than 16384 bytes\n\
                 hint: split it into parts of a few sentences",
             ),
             request(
@@ -1393,7 +1407,7 @@ fn paths_with_spaces_and_letters_of_any_script_are_paths() {
     command.args(["--ref-audio", "Größe 音 🎧/ein Klang", "--out", "नई फ़ाइल/ré sultat.wav", "--max-frames", "9"]);
     let Run { code, stderr, .. } = run(command, b"");
     assert_eq!(code, Some(4), "{stderr}");
-    let expected = "voice of Größe 音 🎧/ein Klang (wave/pcm_s16le, 24000 Hz, 1 channels, 1.20 s): 31 frames without";
+    let expected = "voice of Größe 音 🎧/ein Klang (wave/pcm_s16le, 24000 Hz, mono, 1.20 s): 31 frames without";
     assert!(stderr.starts_with(expected), "{stderr}");
     assert!(stderr.contains("\nwrote नई फ़ाइल/ré sultat.wav: 0.36 s of audio in "), "{stderr}");
     assert_eq!(samples(&fs::read(at.join("नई फ़ाइल/ré sultat.wav")).unwrap()).len(), 9 * 960);
@@ -1406,7 +1420,11 @@ fn a_recording_of_one_sample_without_an_extension_is_filled_with_silence() {
     let mut command = program();
     command.current_dir(&folder).args(SPEAK.split(' ')).args(["--ref-audio", "click", "--quiet"]);
     let Run { code, stderr, .. } = run(command, b"");
-    assert_eq!(stderr, "higgs-tts: warning: click lasts only 0.0 s: 5 to 30 s are best\n");
+    assert_eq!(
+        stderr,
+        "higgs-tts: warning: click lasts only 0.00 s: 5 to 30 s are best\n\
+                        higgs-tts: warning: the sound is cut off: length cap\n"
+    );
     assert_eq!(code, Some(4));
     assert_eq!(samples(&fs::read(folder.path().join("out/speech.wav")).unwrap()).len(), 9 * 960);
 }

@@ -80,7 +80,10 @@ fn summary(stderr: &str) -> Summary {
         let (name, rest) = line.strip_prefix("wrote ")?.split_once(": ")?;
         let (audio_s, rest) = rest.split_once(" s of audio in ")?;
         let (compute_s, rest) = rest.split_once(" s (RTF ")?;
-        let [rtf, stop, seed] = rest.strip_suffix(")")?.split(", ").collect::<Vec<_>>()[..] else { return None };
+        let facts: Vec<&str> = rest.strip_suffix(")")?.split(", ").collect();
+        // A draw after the first tells its temperature too.
+        let (&[rtf, stop, seed], cooler) = facts.split_first_chunk()?;
+        cooler.iter().all(|fact| fact.starts_with("temperature ")).then_some(())?;
         let two_decimals = |number: &str| number.split_once('.').is_some_and(|(_, digits)| digits.len() == 2);
         [audio_s, compute_s, rtf].into_iter().all(two_decimals).then_some(Summary {
             name: name.into(),
@@ -103,7 +106,8 @@ fn the_text_comes_from_a_flag_a_file_or_standard_input() {
         let mut command = program_in(folder.path(), &whole(), "--seed 3 --max-frames 12 --quiet --out speech.wav");
         command.args(args);
         let Run { code, stdout, stderr } = run(command, stdin.as_bytes());
-        assert_eq!((code, &stdout[..], &stderr[..]), (Some(4), &b""[..], ""), "{args:?}");
+        let cut_off = "higgs-tts: warning: the sound is cut off: length cap\n";
+        assert_eq!((code, &stdout[..], &stderr[..]), (Some(4), &b""[..], cut_off), "{args:?}");
         samples(&fs::read(folder.path().join("speech.wav")).unwrap())
     };
     let expected = spoken(&["--text", TEXT], "");
@@ -246,7 +250,8 @@ fn json_tells_everything_about_the_result() {
 #[test]
 fn quiet_leaves_only_warnings() {
     let (Run { code, stdout, stderr }, wav) = speak(&whole(), "--seed 5 --max-frames 9 --quiet");
-    assert_eq!((code, &stdout[..], &stderr[..]), (Some(4), &b""[..], ""));
+    let cut_off = "higgs-tts: warning: the sound is cut off: length cap\n";
+    assert_eq!((code, &stdout[..], &stderr[..]), (Some(4), &b""[..], cut_off));
     assert_eq!(samples(&wav).len(), 8640);
 
     let folder = folder();
@@ -254,8 +259,9 @@ fn quiet_leaves_only_warnings() {
     command.args(["--text", "Hello 😀 <|audio|> **you** <|sfx:laughter|>\u{7}"]);
     let expected = "higgs-tts: warning: `<|audio|>` is not a control tag and was left out of the text\n\
                     higgs-tts: warning: left out of the text: 1 emoji\n\
-                    higgs-tts: warning: left out of the text: 1 invisible characters\n\
-                    higgs-tts: warning: left out of the text: 2 runs of markup such as `***`\n";
+                    higgs-tts: warning: left out of the text: 1 invisible character\n\
+                    higgs-tts: warning: left out of the text: 2 runs of markup such as `***`\n\
+                    higgs-tts: warning: the sound is cut off: length cap\n";
     assert_eq!(run(command, b"").stderr, expected);
 }
 
@@ -289,7 +295,7 @@ fn speech_that_repeats_itself_is_stopped_before_the_repetition() {
     assert_eq!(ran.code, Some(4));
     let (warnings, last) = ran.stderr.trim_end().rsplit_once('\n').unwrap();
     let expected = "higgs-tts: warning: the draw with seed 1 is not healthy (codebook 0 repeats itself, 1.5 s of hiss); \
-                    drawing again with seed 2 at temperature 0.10\n\
+                    drawing again with seed 2 at temperature 0.1\n\
                     higgs-tts: warning: the sound is not healthy: codebook 0 repeats itself, 1.5 s of hiss";
     assert_eq!(warnings, expected);
     assert_eq!((&summary(last).stop[..], summary(last).seed), ("repetition guard", 1));
@@ -317,7 +323,7 @@ fn a_draw_that_is_not_healthy_is_drawn_again_and_the_kept_one_can_be_repeated() 
     let (warning, last) = ran.stderr.trim_end().split_once('\n').unwrap();
     let expected = "higgs-tts: warning: the draw with seed 37 is not healthy \
                     (no end after 4.3 s, where about 0.1 s are expected, 4.3 s of hiss); \
-                    drawing again with seed 38 at temperature 0.70";
+                    drawing again with seed 38 at temperature 0.7";
     assert_eq!(warning, expected);
     assert_eq!((&summary(last).stop[..], summary(last).seed), ("end of speech", 38));
     let result = json(&ran);
@@ -345,7 +351,7 @@ fn when_no_draw_is_healthy_the_best_is_written_with_a_warning() {
     };
     let lines: Vec<&str> = ran.stderr.lines().collect();
     let last = "higgs-tts: warning: the sound is not healthy: no end after 6.8 s, where about 1.4 s are expected, 6.8 s of hiss";
-    assert_eq!(lines[..3], [&again(1, 2, "0.70")[..], &again(2, 3, "0.60"), last]);
+    assert_eq!(lines[..3], [&again(1, 2, "0.7")[..], &again(2, 3, "0.6"), last]);
     assert_eq!(lines.len(), 4);
     let result = json(&ran);
     assert_eq!((&result["retries"], &result["seed"]), (&2.into(), &1.into()));
@@ -371,7 +377,7 @@ fn a_voice_is_cloned_from_recordings_of_any_format_rate_and_channel_count() {
         let (ran, wav) = speak(&whole(), &format!("--seed 5 --max-frames 12 --json --ref-audio {path}"));
         assert_eq!(ran.code, Some(4), "{}", ran.stderr);
         let [warning, voice, _] = ran.stderr.lines().collect::<Vec<_>>()[..] else { panic!("{}", ran.stderr) };
-        assert_eq!(warning, format!("higgs-tts: warning: {path} lasts only 0.2 s: 5 to 30 s are best"));
+        assert_eq!(warning, format!("higgs-tts: warning: {path} lasts only 0.25 s: 5 to 30 s are best"));
         // It is filled to one second, which is 25 frames.
         let expected = format!("voice of {path} ({described}, 0.25 s): 25 frames without transcript in ");
         let seconds = voice.strip_prefix(&expected).and_then(|rest| rest.strip_suffix(" s"));

@@ -47,7 +47,9 @@ fn requests() -> Vec<Request> {
 
 fn speak(model: &mut Model, slots: usize, requests: &[Request]) -> BTreeMap<usize, Draw> {
     let mut scheduler = Scheduler::new(slots);
-    requests.iter().for_each(|request| drop(scheduler.submit(request.clone())));
+    for request in requests {
+        scheduler.submit(request.clone());
+    }
     let mut draws = BTreeMap::new();
     while !scheduler.is_idle() {
         for event in scheduler.step(model).unwrap() {
@@ -84,7 +86,9 @@ fn a_request_that_fails_does_not_concern_the_others() {
     // The tiny model has 2048 positions, which so long a text does not leave room in.
     requests[1].text = "word ".repeat(3000);
     let mut scheduler = Scheduler::new(3);
-    requests.iter().for_each(|request| drop(scheduler.submit(request.clone())));
+    for request in &requests {
+        scheduler.submit(request.clone());
+    }
     assert_eq!((scheduler.waiting(), scheduler.is_idle()), (9, false));
     let (mut finished, mut failed) = (Vec::new(), Vec::new());
     while !scheduler.is_idle() {
@@ -112,7 +116,9 @@ fn a_rejected_draw_is_drawn_again_beside_the_others() {
     let alone: Vec<Draw> =
         requests.iter().map(|request| speak(&mut model, 1, std::slice::from_ref(request))[&0].clone()).collect();
     let mut scheduler = Scheduler::new(2);
-    requests.iter().for_each(|request| drop(scheduler.submit(request.clone())));
+    for request in &requests {
+        scheduler.submit(request.clone());
+    }
     let mut rejected = BTreeMap::<usize, Vec<u64>>::new();
     while !scheduler.is_idle() {
         for event in scheduler.step(&mut model).unwrap() {

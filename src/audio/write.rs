@@ -1,6 +1,5 @@
 //! Samples to a WAV file that appears whole or not at all, or to a stream.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -208,16 +207,14 @@ fn create_part(path: &Path) -> Result<NamedTempFile> {
         }
         _ => {}
     }
-    let mut prefix = OsString::from(".");
-    prefix.push(name);
-    prefix.push(".");
     let mut builder = tempfile::Builder::new();
-    builder.prefix(&prefix).suffix(".part");
+    builder.prefix(".higgs-tts.").suffix(".part");
     // Temporary files are private by default; this one becomes an ordinary file, within what the umask allows.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let unwritable = || UserError::request(format!("no file can be created in the folder `{}`", folder.display()));
-    builder.tempfile_in(folder).with_context(unwritable)
+    // The error's own text names the temporary file, which nobody asked for.
+    builder.tempfile_in(folder).map_err(|error| io::Error::from(error.kind())).with_context(unwritable)
 }
 
 /// The folder that a path is in, `.` for a bare name.

@@ -1,4 +1,5 @@
-//! Ctrl-C: the first one lets the graphs stop and everything be tidied up, the second ends the program at once.
+//! Ctrl-C: while nothing is being spoken it ends the program at once. Later the first one lets the graphs stop and
+//! everything be tidied up, and the second ends the program.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -14,12 +15,11 @@ static GRAPHS: Mutex<Option<Interrupt>> = Mutex::new(None);
 /// Begins to listen, for SIGINT, SIGTERM and SIGHUP.
 pub(crate) fn listen() -> Result<()> {
     ctrlc::set_handler(|| {
-        if TRIGGERED.swap(true, Ordering::SeqCst) {
-            #[expect(clippy::exit, reason = "the person has asked twice")]
-            std::process::exit(130);
-        }
-        if let Some(graphs) = &*GRAPHS.lock().unwrap_or_else(PoisonError::into_inner) {
-            graphs.trigger();
+        let again = TRIGGERED.swap(true, Ordering::SeqCst);
+        match &*GRAPHS.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(graphs) if !again => graphs.trigger(),
+            #[expect(clippy::exit, reason = "there is nothing to tidy up, or the person has asked twice")]
+            _ => std::process::exit(130),
         }
     })?;
     Ok(())

@@ -5,13 +5,14 @@ mod reference;
 mod report;
 
 use std::{
+    fs::File,
     io::{self, IsTerminal, Read},
     path::{Path, PathBuf},
+    str::FromStr,
     time::Instant,
 };
 
 use anyhow::{Context, Result};
-use clap::builder::RangedU64ValueParser;
 use higgs_tts::{
     audio::{self, Audio, Output, SampleFormat},
     codes::Codes,
@@ -21,6 +22,7 @@ use higgs_tts::{
     sampler::{Rules, Sampling},
     scheduler::{Event, Scheduler},
     text,
+    utterance::StopReason,
 };
 use serde_json::json;
 
@@ -70,22 +72,22 @@ pub(crate) struct Args {
     #[arg(long, value_name = "T", default_value_t = DEFAULTS().temperature, value_parser = temperature, help_heading = "Sampling")]
     temperature: f32,
     /// Choose among the K likeliest codes; 0 among all
-    #[arg(long, value_name = "K", default_value_t = DEFAULTS().top_k, help_heading = "Sampling")]
+    #[arg(long, value_name = "K", default_value_t = DEFAULTS().top_k, value_parser = whole::<usize>, help_heading = "Sampling")]
     top_k: usize,
     /// Choose among the likeliest codes whose probabilities reach P; 1 among all
     #[arg(long, value_name = "P", default_value_t = DEFAULTS().top_p, value_parser = top_p, help_heading = "Sampling")]
     top_p: f32,
     /// Same seed, same sound; without it one is made up and told
-    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, help_heading = "Sampling")]
     seed: Option<u64>,
     /// `legal` keeps rows well-formed and lets speech end; `reference` samples exactly as the reference implementation
     #[arg(long, value_name = "RULES", default_value = "legal", help_heading = "Sampling")]
     sampler: RulesArg,
     /// Frames of sound at most, 25 a second; without it the text decides
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), help_heading = "Sampling")]
+    #[arg(long, value_name = "N", value_parser = max_frames, help_heading = "Sampling")]
     max_frames: Option<usize>,
     /// Draws after the first when it is not healthy; 0 leaves the draw alone
-    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Sampling")]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole::<usize>, help_heading = "Sampling")]
     retries: usize,
 
     /// Print one JSON object about the result on standard output
@@ -103,6 +105,16 @@ flag_value! { RulesArg(Rules):
 flag_value! { Format(SampleFormat):
     "s16" => SampleFormat::Pcm16, "16-bit integers";
     "f32" => SampleFormat::Float32, "32-bit floats";
+}
+
+fn whole<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("a whole number from 0 to {} is wanted", u64::MAX))
+}
+
+/// A million frames are eleven hours of sound, more than any context holds.
+fn max_frames(text: &str) -> Result<usize, String> {
+    let frames = text.parse().ok().filter(|frames| (1..=1_000_000).contains(frames));
+    frames.ok_or_else(|| "a number from 1 to 1000000 is wanted".into())
 }
 
 fn temperature(text: &str) -> Result<f32, String> {
@@ -154,7 +166,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let Finished { draw, retries, timings } = speak(&mut model, request, &progress)?;
     progress.finish();
     let written = audio::write(&output, &draw.audio, args.sample_format.0)?;
-    tell_faults(&draw);
+    tell_faults(&draw, args.quiet && !args.json);
     if written.clipped_samples > 0 {
         warn(&format!(
             "{} samples were too loud and were clipped; --sample-format f32 keeps them",
@@ -197,18 +209,21 @@ fn read_text(args: &Args) -> Result<String> {
         return Ok(text.clone());
     }
     let file = args.text_file.as_deref().filter(|path| *path != Path::new("-"));
-    let (name, bytes) = match file {
-        Some(path) => (path.display().to_string(), std::fs::read(path)),
+    let mut bytes = Vec::new();
+    // One byte more than is allowed tells that there is more; some files never end.
+    let limit = text::LONGEST_BYTES as u64 + 1;
+    let (name, read) = match file {
+        Some(path) => {
+            (path.display().to_string(), File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes)))
+        }
         None if args.text_file.is_none() && io::stdin().is_terminal() => {
             let hint = "use --text, --text-file, or pipe it to standard input";
             return Err(UserError::request("no text is given").with_hint(hint).into());
         }
-        None => {
-            let mut bytes = Vec::new();
-            ("standard input".to_owned(), io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes))
-        }
+        None => ("standard input".to_owned(), io::stdin().lock().take(limit).read_to_end(&mut bytes)),
     };
-    let bytes = bytes.with_context(|| UserError::request(format!("cannot read the text from {name}")))?;
+    read.with_context(|| UserError::request(format!("cannot read the text from {name}")))?;
+    text::check_size(&bytes)?;
     let text = String::from_utf8(bytes).with_context(|| {
         UserError::request(format!("the text from {name} is not UTF-8")).with_hint("save it as UTF-8")
     })?;
@@ -216,6 +231,7 @@ fn read_text(args: &Args) -> Result<String> {
 }
 
 fn clean(text: &str) -> Result<String> {
+    text::check_size(text.as_bytes())?;
     let clean = text::clean(text)?;
     clean.warnings.iter().for_each(|warning| warn(warning));
     Ok(clean.text)
@@ -248,7 +264,7 @@ fn speak(model: &mut Model, request: Request, progress: &Progress) -> Result<Fin
                     let (temperature, next) = (next.temperature, next.seed);
                     progress.suspend(|| {
                         warn(&format!(
-                            "the draw with seed {seed} is not healthy ({}); drawing again with seed {next} at temperature {temperature:.2}",
+                            "the draw with seed {seed} is not healthy ({}); drawing again with seed {next} at temperature {temperature}",
                             faults.join(", ")
                         ));
                     });
@@ -262,12 +278,19 @@ fn speak(model: &mut Model, request: Request, progress: &Progress) -> Result<Fin
     anyhow::bail!("nothing was drawn")
 }
 
-fn tell_faults(draw: &Draw) {
+fn tell_faults(draw: &Draw, quiet: bool) {
     if !draw.faults.is_empty() {
         let faults: Vec<String> = draw.faults.iter().map(ToString::to_string).collect();
         warn(&format!("the sound is not healthy: {}", faults.join(", ")));
-    } else if draw.specials > 0 {
-        warn(&format!("{} special codes stood inside the speech and were replaced", draw.specials));
+        return;
+    }
+    // Otherwise the summary says so.
+    if quiet && draw.stop != StopReason::EndOfSpeech {
+        warn(&format!("the sound is cut off: {}", draw.stop));
+    }
+    if draw.specials > 0 {
+        let codes = if draw.specials == 1 { "code" } else { "codes" };
+        warn(&format!("{} special {codes} inside the speech became code 0", draw.specials));
     }
 }
 

@@ -78,7 +78,7 @@ pub fn check_language(manifest: &Manifest) -> Result<LanguageContract> {
         table.map(|table| table.shape[0]).ok_or_else(|| text.unusable("it has no embedding table"))?;
     text.claims("hidden_size", hidden_size)?;
     text.claims("vocab_size", text_vocab_size)?;
-    Checked::named(manifest, Part::LlmDecoder)?.claims("vocab_size", text_vocab_size)?;
+    check_claims(manifest, Part::LlmDecoder, "vocab_size", text_vocab_size, &text.source())?;
 
     let heads = Checked::new(manifest, Part::AudioHeads, read(manifest, Part::AudioHeads)?);
     heads.ports(&["hidden_states"], &["audio_logits"])?;
@@ -130,7 +130,7 @@ pub fn check_codec_decoder(manifest: &Manifest) -> Result<CodecContract> {
     let hop_length = part.claimed("hop_length").unwrap_or(960);
     let sample_rate = part.claimed("sample_rate").unwrap_or(24_000);
     for (key, value) in [("codebook_size", size), ("hop_length", hop_length), ("sample_rate", sample_rate)] {
-        part.claims(key, value)?;
+        check_claims(manifest, Part::AudioTokenizer, key, value, "the folder elsewhere")?;
     }
     let sample_rate_hz = u32::try_from(sample_rate).ok().filter(|&rate| rate >= 1000);
     let size = u16::try_from(size).ok().filter(|&size| size > 0 && size < u16::MAX - 2);
@@ -153,7 +153,8 @@ pub fn check_codec_encoder(manifest: &Manifest, codec: &CodecContract) -> Result
     let codes = part.output("audio_codes", &[ElementType::Int64], 3)?;
     part.expect("num_codebooks", part.fixed(codes, 1), codec.codebooks.count)?;
     part.claims("num_codebooks", codec.codebooks.count)?;
-    part.claims("sample_rate", codec.sample_rate_hz as usize)
+    let sample_rate = codec.sample_rate_hz as usize;
+    check_claims(manifest, Part::AudioEncoder, "sample_rate", sample_rate, "the folder elsewhere")
 }
 
 const FLOATS: [ElementType; 2] = [ElementType::Float32, ElementType::Float16];
@@ -321,15 +322,24 @@ impl<'a> Checked<'a> {
         self.manifest.claims(self.part, key).into_iter().find_map(|claim| claim.value)
     }
 
-    /// Every claim of the folder must be the number found.
-    fn claims(&self, key: &str, found: usize) -> Result<()> {
-        for claim in self.manifest.claims(self.part, key) {
-            if claim.value != Some(found) {
-                let message = format!("{} is {}, but {} has {found}", claim.place, claim.text, self.path().display());
-                let hint = "a file of another folder or model may have been copied in";
-                return Err(UserError::model(message).with_hint(hint).into());
-            }
-        }
-        Ok(())
+    fn source(&self) -> String {
+        self.path().display().to_string()
     }
+
+    /// Every claim that the folder makes of this part must be the number found in its graph.
+    fn claims(&self, key: &str, found: usize) -> Result<()> {
+        check_claims(self.manifest, self.part, key, found, &self.source())
+    }
+}
+
+/// Every claim that the folder makes of a part must be the number that the source has.
+fn check_claims(manifest: &Manifest, part: Part, key: &str, found: usize, source: &str) -> Result<()> {
+    for claim in manifest.claims(part, key) {
+        if claim.value != Some(found) {
+            let message = format!("{} is {}, but {source} has {found}", claim.place, claim.text);
+            let hint = "a file of another folder or model may have been copied in";
+            return Err(UserError::model(message).with_hint(hint).into());
+        }
+    }
+    Ok(())
 }

@@ -153,7 +153,10 @@ fn the_file_grows_under_another_name_in_the_same_folder() {
     let path = folder.path().join("x.wav");
     let content = |file: &mut File| {
         let names = names(folder.path());
-        assert!(matches!(&names[..], [name] if name.starts_with(".x.wav.") && name.ends_with(".part")), "{names:?}");
+        assert!(
+            matches!(&names[..], [name] if name.starts_with(".higgs-tts.") && name.ends_with(".part")),
+            "{names:?}"
+        );
         file.write_all(b"new")
     };
     Target::find(&path).unwrap().fill(content).unwrap();

@@ -44,14 +44,15 @@ impl Reference {
         if seconds > Self::LONG_S {
             warn(&format!("{shown} lasts {seconds:.1} s: 5 to 30 s are enough, and more makes everything slower"));
         } else if seconds < Self::SHORT_S {
-            warn(&format!("{shown} lasts only {seconds:.1} s: 5 to 30 s are best"));
+            warn(&format!("{shown} lasts only {seconds:.2} s: 5 to 30 s are best"));
         }
         let clipped = audio.samples.iter().filter(|sample| sample.abs() >= 0.999).count();
         if clipped as f64 > Self::CLIPPED_SHARE * audio.samples.len() as f64 {
             warn(&format!("{shown} is clipped: the cloned voice may sound harsh"));
         }
         let (format, channels, rate) = (recording.format, recording.channels, audio.sample_rate_hz);
-        let description = format!("{shown} ({format}, {rate} Hz, {channels} channels, {seconds:.2} s)");
+        let channels = if channels == 1 { "mono".to_owned() } else { format!("{channels} channels") };
+        let description = format!("{shown} ({format}, {rate} Hz, {channels}, {seconds:.2} s)");
         Ok(Self { audio, description })
     }
 

@@ -28,8 +28,11 @@ impl Report<'_> {
             let rtf = compute_s / seconds;
             let seed = sampling.seed;
             let name = name(self.output);
+            // With the seed, the temperature of a retry repeats the draw.
+            let cooler =
+                if self.retries > 0 { format!(", temperature {}", sampling.temperature) } else { String::new() };
             say(&format!(
-                "wrote {name}: {seconds:.2} s of audio in {compute_s:.2} s (RTF {rtf:.2}, {stop}, seed {seed})"
+                "wrote {name}: {seconds:.2} s of audio in {compute_s:.2} s (RTF {rtf:.2}, {stop}, seed {seed}{cooler})"
             ));
         }
         if args.json {
@@ -56,9 +59,9 @@ impl Report<'_> {
             "faults": faults.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "retries": self.retries,
             "seed": sampling.seed,
-            "temperature": sampling.temperature,
+            "temperature": shortest(sampling.temperature),
             "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
+            "top_p": shortest(sampling.top_p),
             "special_codes": specials,
             "clipped_samples": self.clipped_samples,
             "reference_frames": self.reference_frames,
@@ -71,6 +74,11 @@ pub(super) fn name(output: &Output) -> String {
         Output::File(path) => path.display().to_string(),
         Output::Stdout => "standard output".into(),
     }
+}
+
+/// The number as it was typed: 0.8, not the 0.800000011920929 that the nearest `f32` is.
+fn shortest(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or_else(|_| number.into())
 }
 
 pub(super) fn print_json(value: &Value) -> Result<()> {
