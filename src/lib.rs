@@ -63,6 +63,7 @@ pub mod codes;
 pub mod draw;
 pub mod error;
 pub mod eval;
+pub mod export;
 pub mod graphs;
 pub mod manifest;
 pub mod model;

@@ -23,6 +23,10 @@ pub enum ElementType {
     Float32,
     /// IEEE half precision.
     Float16,
+    /// Unsigned bytes; packed weights of 4 bits are stored as such.
+    Uint8,
+    /// Signed 32-bit.
+    Int32,
     /// Signed 64-bit.
     Int64,
     /// Anything else, by number.
@@ -33,9 +37,36 @@ impl From<i32> for ElementType {
     fn from(number: i32) -> Self {
         match number {
             1 => Self::Float32,
+            2 => Self::Uint8,
+            6 => Self::Int32,
             7 => Self::Int64,
             10 => Self::Float16,
             other => Self::Other(other),
+        }
+    }
+}
+
+impl ElementType {
+    /// Its number in onnx.proto.
+    pub fn number(self) -> i32 {
+        match self {
+            Self::Float32 => 1,
+            Self::Uint8 => 2,
+            Self::Int32 => 6,
+            Self::Int64 => 7,
+            Self::Float16 => 10,
+            Self::Other(number) => number,
+        }
+    }
+
+    /// Bytes of one element, if the type is known.
+    pub fn bytes(self) -> Option<usize> {
+        match self {
+            Self::Uint8 => Some(1),
+            Self::Float16 => Some(2),
+            Self::Float32 | Self::Int32 => Some(4),
+            Self::Int64 => Some(8),
+            Self::Other(_) => None,
         }
     }
 }
@@ -45,6 +76,8 @@ impl fmt::Display for ElementType {
         match self {
             Self::Float32 => f.write_str("float32"),
             Self::Float16 => f.write_str("float16"),
+            Self::Uint8 => f.write_str("uint8"),
+            Self::Int32 => f.write_str("int32"),
             Self::Int64 => f.write_str("int64"),
             Self::Other(number) => write!(f, "type {number}"),
         }
@@ -265,8 +298,8 @@ fn node(node: proto::Node) -> Node {
     Node { operator: node.op_type, inputs: node.input, integers }
 }
 
-/// The messages of onnx.proto, cut down to what is read.
-mod proto {
+/// The messages of onnx.proto, cut down to what is read. Those that say all there is to say are also written.
+pub(crate) mod proto {
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Model {
         #[prost(message, optional, tag = "7")]
@@ -276,11 +309,11 @@ mod proto {
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct OperatorSet {
+    pub(crate) struct OperatorSet {
         #[prost(string, tag = "1")]
-        pub(super) domain: String,
+        pub(crate) domain: String,
         #[prost(int64, tag = "2")]
-        pub(super) version: i64,
+        pub(crate) version: i64,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
@@ -326,47 +359,47 @@ mod proto {
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Entry {
+    pub(crate) struct Entry {
         #[prost(string, tag = "1")]
-        pub(super) key: String,
+        pub(crate) key: String,
         #[prost(string, tag = "2")]
-        pub(super) value: String,
+        pub(crate) value: String,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct ValueInfo {
+    pub(crate) struct ValueInfo {
         #[prost(string, tag = "1")]
-        pub(super) name: String,
+        pub(crate) name: String,
         #[prost(message, optional, tag = "2")]
-        pub(super) r#type: Option<Type>,
+        pub(crate) r#type: Option<Type>,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Type {
+    pub(crate) struct Type {
         #[prost(message, optional, tag = "1")]
-        pub(super) tensor_type: Option<TensorType>,
+        pub(crate) tensor_type: Option<TensorType>,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct TensorType {
+    pub(crate) struct TensorType {
         #[prost(int32, tag = "1")]
-        pub(super) elem_type: i32,
+        pub(crate) elem_type: i32,
         #[prost(message, optional, tag = "2")]
-        pub(super) shape: Option<Shape>,
+        pub(crate) shape: Option<Shape>,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Shape {
+    pub(crate) struct Shape {
         #[prost(message, repeated, tag = "1")]
-        pub(super) dim: Vec<Dimension>,
+        pub(crate) dim: Vec<Dimension>,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Dimension {
+    pub(crate) struct Dimension {
         #[prost(int64, optional, tag = "1")]
-        pub(super) dim_value: Option<i64>,
+        pub(crate) dim_value: Option<i64>,
         #[prost(string, optional, tag = "2")]
-        pub(super) dim_param: Option<String>,
+        pub(crate) dim_param: Option<String>,
     }
 }
 

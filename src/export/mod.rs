@@ -1,0 +1,4 @@
+//! From the published checkpoint to a model folder.
+
+mod new_file;
+pub mod onnx;
