@@ -168,6 +168,8 @@ pub struct Graph {
     pub weights: Vec<Weight>,
     /// Operator set of the standard domain.
     pub opset: i64,
+    /// What else the file says of itself.
+    pub metadata: BTreeMap<String, String>,
 }
 
 impl Graph {
@@ -208,6 +210,7 @@ impl Graph {
             nodes: graph.node.into_iter().map(node).collect(),
             weights: graph.initializer.into_iter().map(weight).collect(),
             opset,
+            metadata: model.metadata_props.into_iter().map(|entry| (entry.key, entry.value)).collect(),
         })
     }
 
@@ -306,6 +309,8 @@ pub(crate) mod proto {
         pub(super) graph: Option<Graph>,
         #[prost(message, repeated, tag = "8")]
         pub(super) opset_import: Vec<OperatorSet>,
+        #[prost(message, repeated, tag = "14")]
+        pub(super) metadata_props: Vec<Entry>,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]

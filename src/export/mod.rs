@@ -1,8 +1,180 @@
 //! From the published checkpoint to a model folder.
 
 pub mod architecture;
+mod decoder;
+mod embeds;
+mod folder;
+mod linear;
 mod matrix;
 mod new_file;
 pub mod onnx;
+mod options;
 pub mod quantize;
 pub mod weights;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+pub use self::options::{AudioPrecision, Options, Target};
+use self::{
+    architecture::Architecture,
+    onnx::{Bytes, ModelWriter, Watch},
+    quantize::QuantizationError,
+    weights::Weights,
+};
+use crate::{error::UserError, manifest::Part, onnx::Graph};
+
+/// Where the weights come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// The folder of the published checkpoint.
+    Checkpoint(PathBuf),
+    /// Made up from a seed, in the sizes of a checkpoint's config.json or else those of the published model.
+    Random {
+        /// The same seed makes the same weights.
+        seed: u64,
+        /// Folder with config.json and the tokenizer.
+        sizes: Option<PathBuf>,
+    },
+}
+
+/// A checkpoint on its way to a model folder.
+pub struct Export {
+    architecture: Architecture,
+    weights: Weights,
+    options: Options,
+    /// Folder with the tokenizer.
+    checkpoint: Option<PathBuf>,
+    folder: PathBuf,
+}
+
+/// One part, as it will be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Planned {
+    /// Which.
+    pub part: Part,
+    /// Bytes on the disk.
+    pub bytes: Bytes,
+    /// Whether an earlier export with the same settings has made it already.
+    pub is_done: bool,
+}
+
+/// What became of the matrices that were quantised.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Report {
+    /// Each matrix with what was lost.
+    pub matrices: Vec<(String, QuantizationError)>,
+}
+
+impl Report {
+    fn add(&mut self, weight: &str, error: QuantizationError) {
+        self.matrices.push((weight.to_owned(), error));
+    }
+
+    /// What was lost altogether; `None` if nothing was quantised.
+    pub fn total(&self) -> Option<QuantizationError> {
+        let mut total = QuantizationError::default();
+        self.matrices.iter().for_each(|(_, error)| total.add(error));
+        (!self.matrices.is_empty()).then_some(total)
+    }
+}
+
+/// What a file says of its making, under this key.
+const SETTINGS: &str = "higgs_tts.settings";
+/// Relative RMS error of what was quantised in a file, under this key.
+const LOSS: &str = "higgs_tts.quantization_error";
+
+impl Export {
+    /// Opens the checkpoint and checks that every weight that will be needed is there; writes nothing.
+    ///
+    /// # Errors
+    /// A [`UserError`] that says what is wrong with the checkpoint or the options.
+    pub fn open(source: &Source, options: Options, folder: &Path) -> Result<Self> {
+        let checkpoint = match source {
+            Source::Checkpoint(path) => Some(path.clone()),
+            Source::Random { sizes, .. } => sizes.clone(),
+        };
+        let architecture = match &checkpoint {
+            Some(path) => Architecture::read(&path.join("config.json"))?,
+            None => Architecture::published(),
+        };
+        let needed = architecture.weights();
+        let weights = match source {
+            Source::Checkpoint(path) => Weights::open(path)?,
+            Source::Random { seed, .. } => Weights::random(*seed, needed.clone()),
+        };
+        weights.check(&needed)?;
+        options.check(&architecture)?;
+        Ok(Self { architecture, weights, options, checkpoint, folder: folder.to_owned() })
+    }
+
+    /// What will be written, and how large it will be.
+    ///
+    /// # Errors
+    /// When a graph cannot be described.
+    pub fn plan(&self, parts: &[Part]) -> Result<Vec<Planned>> {
+        let plan = |&part: &Part| {
+            let path = self.path(part);
+            let mut model = ModelWriter::measure(&path);
+            self.describe(part, &mut model, &mut Report::default())?;
+            let done = Graph::read(&path).ok().and_then(|graph| graph.metadata.get(SETTINGS).cloned());
+            Ok(Planned { part, bytes: model.finish()?, is_done: done == Some(self.settings(part)) })
+        };
+        parts.iter().map(plan).collect()
+    }
+
+    /// Writes one part. The folder must exist.
+    ///
+    /// # Errors
+    /// When the disk fails, a weight is not a finite number, or the watcher stops.
+    pub fn write(&self, part: Part, watch: &mut Watch<'_>) -> Result<Report> {
+        let path = self.path(part);
+        let mut report = Report::default();
+        let mut model = ModelWriter::create(&path, watch);
+        self.describe(part, &mut model, &mut report)?;
+        if let Some(total) = report.total() {
+            model.metadata(LOSS, &format!("{:.5}", total.relative_rms()));
+        }
+        model.finish()?;
+        Ok(report)
+    }
+
+    /// Writes the files around the parts: manifest, genai_config and tokenizer.
+    ///
+    /// # Errors
+    /// When the disk fails or the tokenizer cannot be read.
+    pub fn finish(&self) -> Result<()> {
+        folder::write(self)
+    }
+
+    fn path(&self, part: Part) -> PathBuf {
+        self.folder.join(part.name()).with_added_extension("onnx")
+    }
+
+    fn describe(&self, part: Part, model: &mut ModelWriter<'_>, report: &mut Report) -> Result<()> {
+        let Self { weights, architecture, options, .. } = self;
+        model.metadata(SETTINGS, &self.settings(part));
+        match part {
+            Part::LlmDecoder => decoder::write(model, weights, architecture, options, report),
+            Part::TextEmbed => embeds::write_text_embed(model, weights, architecture, options),
+            Part::AudioEmbed => embeds::write_audio_embed(model, weights, architecture, options, report),
+            Part::AudioHeads => embeds::write_audio_heads(model, weights, architecture, options, report),
+            Part::AudioTokenizer | Part::AudioEncoder => {
+                Err(UserError::request(format!("{} cannot be exported yet", part.name())).into())
+            }
+        }
+        .with_context(|| format!("cannot export {}", part.name()))
+    }
+
+    /// Everything that a part depends on, in a word.
+    fn settings(&self, part: Part) -> String {
+        let mut settings = json!({
+            "higgs_tts": env!("CARGO_PKG_VERSION"),
+            "weights": self.weights.origin(),
+        });
+        self.options.relevant(part).into_iter().for_each(|(key, value)| settings[key] = value);
+        settings.to_string()
+    }
+}

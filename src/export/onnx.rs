@@ -155,6 +155,7 @@ enum Data<'w> {
 pub struct ModelWriter<'w> {
     path: PathBuf,
     graph: proto::Graph,
+    metadata: Vec<Entry>,
     data: Data<'w>,
     position: u64,
 }
@@ -172,7 +173,7 @@ impl<'w> ModelWriter<'w> {
 
     fn new(path: &Path, data: Data<'w>) -> Self {
         let graph = proto::Graph { name: "main_graph".into(), ..Default::default() };
-        Self { path: path.to_owned(), graph, data, position: 0 }
+        Self { path: path.to_owned(), graph, metadata: Vec::new(), data, position: 0 }
     }
 
     /// Adds an input.
@@ -188,6 +189,11 @@ impl<'w> ModelWriter<'w> {
     /// Adds a node; those that make its inputs come first.
     pub fn node(&mut self, node: Node) {
         self.graph.node.push(node.0);
+    }
+
+    /// Adds something that the file says of itself.
+    pub fn metadata(&mut self, key: &str, value: &str) {
+        self.metadata.push(Entry { key: key.into(), value: value.into() });
     }
 
     /// Adds a small weight, such as a shape, which stays inside the graph so that shapes can be inferred.
@@ -256,6 +262,7 @@ impl<'w> ModelWriter<'w> {
             producer_version: env!("CARGO_PKG_VERSION").into(),
             graph: Some(self.graph),
             opset_import,
+            metadata_props: self.metadata,
         };
         let model = model.encode_to_vec();
         if let Data::Written { file, .. } = self.data {

@@ -27,6 +27,17 @@ pub enum Quantizer {
 }
 
 impl Quantizer {
+    /// Its name in settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rtn => "rtn",
+            Self::SearchSymmetric => "search-symmetric",
+            Self::Search => "search",
+            Self::MinMax => "min-max",
+            Self::MinMaxEven => "min-max-even",
+        }
+    }
+
     /// Whether blocks have zero points; without, the zero point is 8.
     pub fn has_zero_points(self) -> bool {
         !matches!(self, Self::Rtn | Self::SearchSymmetric)

@@ -17,6 +17,8 @@ pub(super) struct Model {
     pub(super) graph: Option<Graph>,
     #[prost(message, repeated, tag = "8")]
     pub(super) opset_import: Vec<OperatorSet>,
+    #[prost(message, repeated, tag = "14")]
+    pub(super) metadata_props: Vec<Entry>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -10,6 +10,7 @@ fn describe(model: &mut ModelWriter<'_>) -> Result<()> {
     model.output("y", ElementType::Float32, &[free("n"), Axis::Fixed(2)]);
     model.weight("small", ElementType::Float32, &[2], |out| Ok(out.write_all(&[1; 8])?))?;
     model.weight("large", ElementType::Uint8, &[2, 1 << 19], |out| Ok(out.write_all(&vec![7; 1 << 20])?))?;
+    model.metadata("made by", "a test");
     model.node(Node::new("Clip", &["x", "small", ""], &["clipped"]));
     model.node(Node::new("Identity", &["clipped"], &["y"]));
     Ok(())
@@ -34,6 +35,7 @@ fn a_written_model_is_read_back_and_was_measured_exactly() {
     assert_eq!(graph.bytes, written.graph + written.data);
     assert_eq!(graph.input("x").unwrap().to_string(), "x[n,2] float32");
     assert_eq!(graph.weight("large").unwrap().shape, [2, 1 << 19]);
+    assert_eq!(graph.metadata["made by"], "a test");
     assert_eq!(graph.nodes[0].inputs, ["x", "small"]);
     let data = fs::read(folder.path().join("m.onnx.data")).unwrap();
     assert_eq!(data.len(), (1 << 16) + (1 << 20));
