@@ -21,7 +21,7 @@
 //! | doors | the executable: flags, progress, exit codes |
 //! | desk | [`scheduler`]: many requests, a few slots |
 //! | spine | [`draw`], [`eval`] → [`model`] → [`utterance`] |
-//! | crafts | [`prompt`], [`sampler`], [`graphs`] (the only home of ONNX Runtime) |
+//! | crafts | [`prompt`], [`sampler`], [`graphs`] (the only home of ONNX Runtime), [`export`] |
 //! | facts | [`text`], [`audio`], [`manifest`], [`onnx`], [`codes`], [`error`] |
 //!
 //! The state of an utterance is a value that does not own the model, and raw input becomes a valid request once, at the

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 const FLOORS: [&[&str]; 7] = [
     &["error"],
     &["text", "audio", "manifest", "onnx", "codes"],
-    &["prompt", "sampler", "graphs"],
+    &["prompt", "sampler", "graphs", "export"],
     &["utterance"],
     &["model"],
     &["draw", "eval"],
@@ -14,22 +14,23 @@ const FLOORS: [&[&str]; 7] = [
 ];
 
 /// Where each dependency may be named. The doors, `cli` and `main`, are a crate of their own and see only what is public.
-const HOMES: [(&str, &[&str]); 19] = [
+const HOMES: [(&str, &[&str]); 20] = [
     ("ort", &["graphs"]),
-    ("half", &["graphs"]),
+    ("half", &["export", "graphs"]),
     ("libloading", &["graphs"]),
-    ("rustix", &["graphs"]),
-    ("sha2", &["graphs"]),
+    ("rustix", &["export", "graphs"]),
+    ("sha2", &["export", "graphs"]),
     ("miniz_oxide", &["graphs"]),
     ("tokenizers", &["prompt"]),
     ("rand", &["sampler"]),
     ("symphonia", &["audio"]),
     ("opus_rs", &["audio"]),
     ("rubato", &["audio"]),
-    ("tempfile", &["audio", "graphs"]),
-    ("memmap2", &["onnx"]),
-    ("prost", &["onnx"]),
-    ("serde_json", &["manifest", "cli"]),
+    ("tempfile", &["audio", "export", "graphs"]),
+    ("memmap2", &["export", "onnx"]),
+    ("prost", &["export", "onnx"]),
+    ("safetensors", &["export"]),
+    ("serde_json", &["manifest", "cli", "export"]),
     ("ndarray", &["eval", "graphs", "model", "sampler", "utterance"]),
     ("clap", &["cli"]),
     ("indicatif", &["cli"]),

@@ -2,12 +2,16 @@
 
 mod common;
 
-use common::{BOOKS, Tensors, cosine, data, max_difference, reference_json, tiny};
+use common::{
+    BOOKS, Tensors, cosine, data,
+    language::{CASES, GREEDY, ON_CPU, follow, prompt},
+    max_difference, reference_json, tiny,
+};
 use higgs_tts::{
     audio,
     codes::Codes,
     graphs::{
-        Device, DeviceChoice, Interrupt,
+        Device, Interrupt,
         contract::check_language,
         decoder::Decoder,
         embeds::{AudioEmbed, TextEmbed},
@@ -15,37 +19,17 @@ use higgs_tts::{
     },
     manifest::Manifest,
     model::{LoadOptions, Model},
-    prompt::{PromptBuilder, Segment, Voice},
-    sampler::{Rules, Sampling},
+    prompt::{PromptBuilder, Segment},
+    sampler::Sampling,
     utterance::StopReason,
 };
 use ndarray::{Array2, Axis, concatenate, s};
 use tempfile::TempDir;
 
-const GREEDY: fn() -> Sampling =
-    || Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, rules: Rules::Reference };
-
-/// The folders made for CUDA run on the CPU as well, when they are told to.
-const ON_CPU: LoadOptions =
-    LoadOptions { device: Some(DeviceChoice::Only(Device::Cpu)), codec_device: None, threads: None };
-
-const CASES: [&str; 5] = ["zs0", "zs1", "zs2", "clone", "clone_notext"];
-
 fn load(name: &str) -> (TempDir, Model) {
     let folder = tiny(name);
     let model = Model::load(folder.path(), &ON_CPU).unwrap();
     (folder, model)
-}
-
-/// The prompt of a reference case. The reference recording is shorter than the second that a product pads to, so its
-/// stored codes are used.
-fn prompt(builder: &PromptBuilder, case: &str, tensors: &Tensors) -> Vec<Segment> {
-    let case = &reference_json("reference/torch_fp32.json")["cases"][case];
-    let voice = (case["kind"] == "clone").then(|| Voice {
-        codes: Codes::new(BOOKS, tensors.codes("out.ref_codes")).unwrap(),
-        transcript: case["ref_text"].as_str().map(str::to_owned),
-    });
-    builder.build(case["text"].as_str().unwrap(), voice.as_ref()).unwrap()
 }
 
 /// The language model's graphs by themselves, to look at the cache.
@@ -97,13 +81,6 @@ fn greedy_rows_of_fp32_are_those_of_pytorch() {
         assert_eq!(specials as u64, cases["cases"][case]["specials_leaked"].as_u64().unwrap(), "{case}");
         assert_eq!(codes.len() as u64, cases["cases"][case]["frames"].as_u64().unwrap(), "{case}");
     }
-}
-
-/// Hidden states of the prompt, and those from which the rows of the reference were drawn.
-fn follow(model: &mut Model, case: &str, tensors: &Tensors) -> (Vec<f32>, Vec<f32>) {
-    let prompt = prompt(model.prompt(), case, tensors);
-    let followed = model.follow(&prompt, &tensors.rows(&format!("{case}.rows"))).unwrap();
-    (followed.prompt.into_iter().collect(), followed.drawn_from.into_iter().collect())
 }
 
 #[test]

@@ -50,7 +50,7 @@ impl Target {
         if self.is_cpu() { ElementType::Float32 } else { ElementType::Float16 }
     }
 
-    /// Element type of the text embeddings: half precision holds the published values exactly.
+    /// Element type of the text embeddings: half precision has more digits than the bfloat16 of the checkpoint.
     pub(super) fn text_float(self) -> ElementType {
         if self == Self::CpuFp32 { ElementType::Float32 } else { ElementType::Float16 }
     }
@@ -59,7 +59,7 @@ impl Target {
 /// How the table of audio embeddings and heads is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AudioPrecision {
-    /// Half precision, which holds the published values exactly.
+    /// Half precision: more digits than the bfloat16 of the checkpoint, which only values below 2^-14 lose.
     Fp16,
     /// Single precision.
     Fp32,

@@ -1,6 +1,9 @@
 //! What several tests need: model folders put together from `tests/data`, and the reference's numbers.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub(crate) mod language;
+pub(crate) mod onnx;
+
 use std::{
     collections::HashMap,
     fs,
