@@ -43,8 +43,8 @@ fn as_before(target: Target) -> Options {
 
 fn export_into(folder: &Path, options: Options) {
     let source = Source::Checkpoint(data().join("tiny/checkpoint"));
-    let export = Export::open(&source, options, folder).unwrap();
-    let plan = export.plan(&LANGUAGE).unwrap();
+    let export = Export::open(&source, options, &LANGUAGE, folder).unwrap();
+    let plan = export.plan().unwrap();
     for planned in &plan {
         export.write(planned.part, &mut |_| Ok(())).unwrap();
         let written = |suffix: &str| {
@@ -54,7 +54,7 @@ fn export_into(folder: &Path, options: Options) {
         assert_eq!(planned.bytes.data, written(".data"));
     }
     export.finish().unwrap();
-    assert!(export.plan(&LANGUAGE).unwrap().iter().all(|planned| planned.is_done));
+    assert!(export.plan().unwrap().iter().all(|planned| planned.is_done));
 }
 
 /// A folder with the language model exported anew, and the codec as it was.

@@ -2,6 +2,7 @@
 
 mod doctor;
 mod eval;
+mod export;
 mod flags;
 pub(crate) mod interrupt;
 mod speak;
@@ -47,6 +48,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Compare a model folder with one of higher precision
     Eval(eval::Args),
+    /// Make a model folder from the published checkpoint
+    Export(export::Args),
     /// Print the licences of this program and of what is inside it
     Licenses,
 }
@@ -66,6 +69,7 @@ pub(crate) fn run() -> Result<Outcome> {
         None => speak::run(&cli.speak),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Eval(args)) => eval::run(&args),
+        Some(Command::Export(args)) => export::run(&args),
         Some(Command::Licenses) => {
             let own = [include_str!("../../LICENSE"), include_str!("../../NOTICE")];
             let mut out = std::io::stdout().lock();

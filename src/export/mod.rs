@@ -47,6 +47,7 @@ pub struct Export {
     options: Options,
     /// Folder with the tokenizer.
     checkpoint: Option<PathBuf>,
+    parts: Vec<Part>,
     folder: PathBuf,
 }
 
@@ -87,11 +88,11 @@ const SETTINGS: &str = "higgs_tts.settings";
 const LOSS: &str = "higgs_tts.quantization_error";
 
 impl Export {
-    /// Opens the checkpoint and checks that every weight that will be needed is there; writes nothing.
+    /// Opens the checkpoint and checks that every weight that these parts need is there; writes nothing.
     ///
     /// # Errors
     /// A [`UserError`] that says what is wrong with the checkpoint or the options.
-    pub fn open(source: &Source, options: Options, folder: &Path) -> Result<Self> {
+    pub fn open(source: &Source, options: Options, parts: &[Part], folder: &Path) -> Result<Self> {
         let checkpoint = match source {
             Source::Checkpoint(path) => Some(path.clone()),
             Source::Random { sizes, .. } => sizes.clone(),
@@ -107,14 +108,14 @@ impl Export {
         };
         weights.check(&needed)?;
         options.check(&architecture)?;
-        Ok(Self { architecture, weights, options, checkpoint, folder: folder.to_owned() })
+        Ok(Self { architecture, weights, options, checkpoint, parts: parts.to_vec(), folder: folder.to_owned() })
     }
 
     /// What will be written, and how large it will be.
     ///
     /// # Errors
     /// When a graph cannot be described.
-    pub fn plan(&self, parts: &[Part]) -> Result<Vec<Planned>> {
+    pub fn plan(&self) -> Result<Vec<Planned>> {
         let plan = |&part: &Part| {
             let path = self.path(part);
             let mut model = ModelWriter::measure(&path);
@@ -122,7 +123,26 @@ impl Export {
             let done = Graph::read(&path).ok().and_then(|graph| graph.metadata.get(SETTINGS).cloned());
             Ok(Planned { part, bytes: model.finish()?, is_done: done == Some(self.settings(part)) })
         };
-        parts.iter().map(plan).collect()
+        self.parts.iter().map(plan).collect()
+    }
+
+    /// Makes the folder, and checks that so many bytes will fit on its disk.
+    ///
+    /// # Errors
+    /// A [`UserError`] when the folder cannot be made or the disk is too full.
+    pub fn prepare(&self, bytes: u64) -> Result<()> {
+        let shown = self.folder.display();
+        let failed = || UserError::request(format!("the folder {shown} cannot be made"));
+        std::fs::create_dir_all(&self.folder).with_context(failed)?;
+        match new_file::free_bytes(&self.folder) {
+            Some(free) if free < bytes => {
+                let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+                let (free, needed) = (gigabytes(free), gigabytes(bytes));
+                let message = format!("the disk of {shown} has {free:.2} GB free, and {needed:.2} GB are needed");
+                Err(UserError::request(message).into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Writes one part. The folder must exist.

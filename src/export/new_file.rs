@@ -66,3 +66,17 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes).with_context(|| format!("cannot write {}", path.display()))?;
     file.finish()
 }
+
+/// Bytes that the disk of a folder has room for, where the system says so.
+pub(super) fn free_bytes(folder: &Path) -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    {
+        let disk = rustix::fs::statvfs(folder).ok()?;
+        Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = folder;
+        None
+    }
+}
