@@ -190,17 +190,88 @@ fn every_way_to_4_bits_runs_and_the_better_ones_are_nearer() {
         let symmetric = nearness(target, &|options| options.quantizer = Quantizer::SearchSymmetric);
         let search = nearness(target, &|_| ());
         let kept = nearness(target, &|options| options.keep = vec!["down_proj".into(), "o_proj".into()]);
-        println!("{target:?}: rtn {rtn:.4}, symmetric {symmetric:.4}, search {search:.4}, partly kept {kept:.4}");
-        assert!(rtn < search && search < kept, "{rtn} {search} {kept}");
-        for block_size in [BlockSize::B64, BlockSize::B128] {
-            for quantizer in [Quantizer::Rtn, Quantizer::SearchSymmetric, Quantizer::Search] {
-                let found = nearness(target, &|options| {
-                    (options.quantizer, options.block_size, options.rope_bf16) = (quantizer, block_size, true);
-                });
-                println!("{target:?} {quantizer:?} {block_size:?}: {found:.4}");
-                // Searching in blocks four times as long still beats rounding.
-                assert!(found > if quantizer == Quantizer::Search { rtn } else { 0.96 }, "{found}");
-            }
-        }
+        let coarse = nearness(target, &|options| {
+            (options.block_size, options.rope_bf16) = (BlockSize::B128, true);
+        });
+        println!(
+            "rtn {rtn:.4}, symmetric {symmetric:.4}, search {search:.4}, blocks of 128 {coarse:.4}, kept {kept:.4}"
+        );
+        // Searching in blocks four times as long still beats rounding.
+        assert!(rtn < symmetric && symmetric < search && search < kept && rtn < coarse && coarse < search);
     }
+}
+
+#[test]
+fn a_finished_part_is_known_by_its_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Source::Checkpoint(data().join("tiny/checkpoint"));
+    let options = Options::new(Target::CpuInt4);
+    export_into(folder.path(), options.clone());
+    let done = |source: &Source, options: Options| -> Vec<Part> {
+        let export = Export::open(source, options, &LANGUAGE, folder.path()).unwrap();
+        export.plan().unwrap().iter().filter(|planned| planned.is_done).map(|planned| planned.part).collect()
+    };
+    assert_eq!(done(&checkpoint, options.clone()), LANGUAGE);
+    let finer = Options { quantizer: Quantizer::SearchSymmetric, ..options.clone() };
+    assert_eq!(done(&checkpoint, finer), [Part::TextEmbed, Part::AudioEmbed, Part::AudioHeads]);
+    let coarser = Options { audio_precision: AudioPrecision::Int4, ..options.clone() };
+    assert_eq!(done(&checkpoint, coarser), [Part::TextEmbed, Part::LlmDecoder]);
+    let random = Source::Random { seed: 0, sizes: Some(data().join("tiny/checkpoint")) };
+    assert_eq!(done(&random, options.clone()), []);
+    std::fs::write(folder.path().join("llm_decoder.onnx.data"), "cut").unwrap();
+    assert_eq!(done(&checkpoint, options), [Part::TextEmbed, Part::AudioEmbed, Part::AudioHeads]);
+}
+
+#[test]
+fn an_export_that_is_stopped_leaves_no_part_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = Source::Checkpoint(data().join("tiny/checkpoint"));
+    let export = Export::open(&source, Options::new(Target::CpuInt4), &LANGUAGE, folder.path()).unwrap();
+    let mut weights = 0;
+    let stopped = export.write(Part::LlmDecoder, &mut |_| {
+        weights += 1;
+        if weights < 9 { Ok(()) } else { Err(anyhow::anyhow!("stopped")) }
+    });
+    assert_eq!(stopped.unwrap_err().root_cause().to_string(), "stopped");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn made_up_weights_are_the_same_every_time_and_run() {
+    let make = |seed: u64| {
+        let folder = tiny("cpu_int4");
+        let source = Source::Random { seed, sizes: Some(data().join("tiny/checkpoint")) };
+        let export = Export::open(&source, Options::new(Target::CpuInt4), &LANGUAGE, folder.path()).unwrap();
+        for part in LANGUAGE {
+            export.write(part, &mut |_| Ok(())).unwrap();
+        }
+        export.finish().unwrap();
+        folder
+    };
+    let (one, same, other) = (make(1), make(1), make(2));
+    let weights = |folder: &TempDir| std::fs::read(folder.path().join("llm_decoder.onnx.data")).unwrap();
+    assert!(weights(&one) == weights(&same));
+    assert!(weights(&one) != weights(&other));
+    let mut model = Model::load(one.path(), &ON_CPU).unwrap();
+    let prompt = model.prompt().build("Hello, this is a test.", None).unwrap();
+    let utterance = model.draw(&prompt, GREEDY(), 10).unwrap();
+    assert_eq!(utterance.rows().len(), 10);
+}
+
+#[test]
+fn a_checkpoint_that_does_not_fit_its_config_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = data().join("tiny/checkpoint");
+    std::fs::copy(checkpoint.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let config = std::fs::read_to_string(checkpoint.join("config.json")).unwrap();
+    let config = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let out = folder.path().join("out");
+    let source = Source::Checkpoint(folder.path().to_owned());
+    let error = Export::open(&source, Options::new(Target::CpuInt4), &LANGUAGE, &out).err().unwrap();
+    let expected = "the checkpoint does not fit its config.json: body.layers.2.input_layernorm.weight is missing, \
+                    body.layers.2.self_attn.q_proj.weight is missing, body.layers.2.self_attn.k_proj.weight is \
+                    missing, and 8 more";
+    assert_eq!(error.to_string(), expected);
+    assert!(!out.exists());
 }
