@@ -189,9 +189,11 @@ fn fit<const N: usize>(weights: &[f32; N], importance: &[f32; N], reciprocal: f3
     (products.iter().sum(), squares.iter().sum())
 }
 
-/// Clamps, and rounds to the nearest integer by pushing the fraction out of a float's 24 bits, which every vector unit
-/// can do.
+/// Clamps, and rounds to the nearest integer by pushing the fraction out of a float's 24 bits: comparisons and sums, which
+/// every vector unit can do.
 fn nearest(value: f32, low: f32, high: f32) -> f32 {
     const PUSH: f32 = 12_582_912.0; // 1.5 · 2^23
-    (value.max(low).min(high) + PUSH) - PUSH
+    let value = if value > low { value } else { low };
+    let value = if value < high { value } else { high };
+    (value + PUSH) - PUSH
 }
