@@ -65,9 +65,9 @@ pub(super) fn write_audio_embed(
     model.constant(Tensor::int64("codebook_axis", &[1], &[-2]));
     model.node(Node::new("Add", &["codes", "offsets"], &["rows"]).named("/Add"));
     if options.audio_precision == AudioPrecision::Int4 {
-        let (rows, blocks) = (table.rows(), hidden.div_ceil(BLOCK_SIZE.len()));
+        let (rows, blocks) = (table.rows(), hidden.div_ceil(BLOCK_SIZE.weights()));
         let mut rest = None;
-        model.weight("weight_Q4", ElementType::Uint8, &[rows, blocks * BLOCK_SIZE.len() / 2], |out| {
+        model.weight("weight_Q4", ElementType::Uint8, &[rows, blocks * BLOCK_SIZE.weights() / 2], |out| {
             let quantized = quantize(&table, Quantizer::MinMaxEven, BLOCK_SIZE, None)?;
             report.add("audio_embed.weight", quantized.error);
             out.write_all(&quantized.packed)?;
@@ -81,7 +81,7 @@ pub(super) fn write_audio_embed(
         let inputs = ["weight_Q4", "rows", "weight_scales", "weight_zero_point"];
         let gather = Node::microsoft("GatherBlockQuantized", &inputs, &["summands"]).named("/Gather_Q4");
         let gather = gather.int("gather_axis", 0).int("quantize_axis", 1);
-        model.node(gather.int("block_size", BLOCK_SIZE.len() as i64).int("bits", 4));
+        model.node(gather.int("block_size", BLOCK_SIZE.weights() as i64).int("bits", 4));
     } else {
         model.weight("weight", stored, &[table.rows(), hidden], |out| table.write(out))?;
         let gathered = if stored == float { "summands" } else { "gathered" };

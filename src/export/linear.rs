@@ -48,7 +48,7 @@ impl Linear<'_> {
         accuracy_level: Option<i64>,
         report: &mut Report,
     ) -> Result<()> {
-        let (rows, size) = (matrix.rows(), block_size.len());
+        let (rows, size) = (matrix.rows(), block_size.weights());
         let blocks = matrix.columns().div_ceil(size);
         let [packed, scales, zero_points] =
             ["Q4", "scales", "zero_points"].map(|suffix| format!("{}_{suffix}", self.weight));

@@ -143,7 +143,7 @@ impl Options {
                 target,
                 ("rope_bf16", self.rope_bf16.into()),
                 ("quantizer", self.quantizer.name().into()),
-                ("block_size", self.block_size.len().into()),
+                ("block_size", self.block_size.weights().into()),
                 ("keep_fp16", self.keep.clone().into()),
             ],
             Part::LlmDecoder => vec![target, ("rope_bf16", self.rope_bf16.into())],

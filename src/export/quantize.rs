@@ -46,16 +46,18 @@ impl Quantizer {
 
 /// How many neighbouring weights of a row share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum BlockSize {
+    /// 32, the finest.
     B32,
+    /// 64.
     B64,
+    /// 128, the smallest on the disk.
     B128,
 }
 
 impl BlockSize {
     /// The number.
-    pub fn len(self) -> usize {
+    pub fn weights(self) -> usize {
         match self {
             Self::B32 => 32,
             Self::B64 => 64,
