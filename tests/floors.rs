@@ -31,7 +31,7 @@ const HOMES: [(&str, &[&str]); 20] = [
     ("prost", &["export", "onnx"]),
     ("safetensors", &["export"]),
     ("serde_json", &["manifest", "cli", "export"]),
-    ("ndarray", &["eval", "graphs", "model", "sampler", "utterance"]),
+    ("ndarray", &["eval", "export", "graphs", "model", "sampler", "utterance"]),
     ("clap", &["cli"]),
     ("indicatif", &["cli"]),
     ("ctrlc", &["cli"]),

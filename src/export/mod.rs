@@ -1,6 +1,7 @@
 //! From the published checkpoint to a model folder.
 
 pub mod architecture;
+pub mod codec;
 mod decoder;
 mod embeds;
 mod folder;
