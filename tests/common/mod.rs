@@ -75,7 +75,12 @@ pub(crate) struct Tensors(HashMap<String, (Vec<usize>, Vec<f64>)>);
 impl Tensors {
     /// Reads all of them; there are few.
     pub(crate) fn read() -> Self {
-        let bytes = fs::read(data().join("reference/torch_fp32.safetensors")).unwrap();
+        Self::read_file("reference/torch_fp32.safetensors")
+    }
+
+    /// Reads all tensors of a file.
+    pub(crate) fn read_file(name: &str) -> Self {
+        let bytes = fs::read(data().join(name)).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let values = |view: &safetensors::tensor::TensorView<'_>| match view.dtype() {
             Dtype::F32 => {
