@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::codec::CodecConfig;
 use crate::error::UserError;
 
 /// Sizes and constants of the language model.
@@ -136,6 +137,16 @@ impl Architecture {
     /// Rows of the audio embedding table.
     pub fn audio_rows(&self) -> usize {
         self.codebooks * self.codebook_entries
+    }
+
+    /// Checks that the codec has the codes that the language model speaks.
+    pub(super) fn check_codec(&self, codec: &CodecConfig) -> Result<()> {
+        // Two entries are BOC and EOC.
+        let (found, expected) = ((codec.codebooks, codec.codebook_size + 2), (self.codebooks, self.codebook_entries));
+        let message =
+            || UserError::request(format!("the codec has codebooks {found:?}, the language model {expected:?}"));
+        ensure!(found == expected, message());
+        Ok(())
     }
 
     /// Names and shapes of the language model's weights in a checkpoint.

@@ -15,6 +15,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Result, bail};
 
+pub(super) use self::config::FILE as CONFIG_FILE;
 pub use self::config::{AcousticConfig, CodecConfig, SemanticConfig};
 use self::{layers::Layers, lengths::HalfFrameRule};
 use crate::{

@@ -11,11 +11,6 @@ use serde_json::{Map, Value, json};
 use super::{Export, LOSS, SETTINGS, new_file};
 use crate::{error::UserError, manifest::Part, onnx::Graph};
 
-/// Samples a second that the codec takes and gives.
-const SAMPLE_RATE_HZ: usize = 24_000;
-/// Samples of a frame.
-const HOP_LENGTH: usize = 960;
-
 pub(super) fn write(export: &Export) -> Result<()> {
     let tokenizer = tokenizer(export)?;
     let ids = added_tokens(&tokenizer).context("the tokenizer has no list of added tokens")?;
@@ -154,9 +149,9 @@ fn manifest(export: &Export, ids: &BTreeMap<String, u64>) -> Value {
         "made_by": {"program": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION"), "weights": export.weights.origin()},
         "sub_models": parts,
         "constants": {
-            "sample_rate": SAMPLE_RATE_HZ,
-            "hop_length": HOP_LENGTH,
-            "frame_rate": SAMPLE_RATE_HZ / HOP_LENGTH,
+            "sample_rate": export.codec.sample_rate_hz,
+            "hop_length": export.codec.hop_length(),
+            "frame_rate": export.codec.sample_rate_hz / export.codec.hop_length(),
             "num_codebooks": architecture.codebooks,
             "codebook_vocab_size": architecture.codebook_entries,
             "codec_codebook_size": architecture.codebook_entries - 2,
@@ -212,8 +207,8 @@ fn describe(export: &Export, part: Part) -> Value {
             "tie_word_embeddings": true,
         }),
         Part::AudioTokenizer | Part::AudioEncoder => json!({
-            "sample_rate": SAMPLE_RATE_HZ,
-            "hop_length": HOP_LENGTH,
+            "sample_rate": export.codec.sample_rate_hz,
+            "hop_length": export.codec.hop_length(),
             "num_codebooks": codebooks,
             "codebook_size": entries - 2,
         }),

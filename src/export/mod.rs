@@ -21,6 +21,7 @@ use serde_json::json;
 pub use self::options::{AudioPrecision, Options, Target};
 use self::{
     architecture::Architecture,
+    codec::CodecConfig,
     onnx::{Bytes, ModelWriter, Watch},
     quantize::QuantizationError,
     weights::Weights,
@@ -44,6 +45,7 @@ pub enum Source {
 /// A checkpoint on its way to a model folder.
 pub struct Export {
     architecture: Architecture,
+    codec: CodecConfig,
     weights: Weights,
     options: Options,
     /// Folder with the tokenizer.
@@ -98,18 +100,25 @@ impl Export {
             Source::Checkpoint(path) => Some(path.clone()),
             Source::Random { sizes, .. } => sizes.clone(),
         };
-        let architecture = match &checkpoint {
-            Some(path) => Architecture::read(&path.join("config.json"))?,
-            None => Architecture::published(),
+        let (architecture, codec) = match &checkpoint {
+            Some(path) => (Architecture::read(&path.join("config.json"))?, CodecConfig::read(path)?),
+            None => (Architecture::published(), CodecConfig::published()),
         };
-        let needed = architecture.weights();
+        architecture.check_codec(&codec)?;
+        let mut needed = architecture.weights();
+        if parts.contains(&Part::AudioTokenizer) {
+            needed.extend(codec::decoder_tensors(&codec)?);
+        }
+        if parts.contains(&Part::AudioEncoder) {
+            needed.extend(codec::encoder_tensors(&codec)?);
+        }
         let weights = match source {
             Source::Checkpoint(path) => Weights::open(path)?,
             Source::Random { seed, .. } => Weights::random(*seed, needed.clone()),
         };
         weights.check(&needed)?;
         options.check(&architecture)?;
-        Ok(Self { architecture, weights, options, checkpoint, parts: parts.to_vec(), folder: folder.to_owned() })
+        Ok(Self { architecture, codec, weights, options, checkpoint, parts: parts.to_vec(), folder: folder.to_owned() })
     }
 
     /// What will be written, and how large it will be.
@@ -175,16 +184,16 @@ impl Export {
     }
 
     fn describe(&self, part: Part, model: &mut ModelWriter<'_>, report: &mut Report) -> Result<()> {
-        let Self { weights, architecture, options, .. } = self;
+        let Self { weights, architecture, codec, options, .. } = self;
+        let lookup = |name: &str, _: &[usize]| Ok(weights.tensor(name)?.to_vec());
         model.metadata(SETTINGS, &self.settings(part));
         match part {
             Part::LlmDecoder => decoder::write(model, weights, architecture, options, report),
             Part::TextEmbed => embeds::write_text_embed(model, weights, architecture, options),
             Part::AudioEmbed => embeds::write_audio_embed(model, weights, architecture, options, report),
             Part::AudioHeads => embeds::write_audio_heads(model, weights, architecture, options, report),
-            Part::AudioTokenizer | Part::AudioEncoder => {
-                Err(UserError::request(format!("{} cannot be exported yet", part.name())).into())
-            }
+            Part::AudioTokenizer => codec::decoder(codec, &lookup, model),
+            Part::AudioEncoder => codec::encoder(codec, &lookup, model),
         }
         .with_context(|| format!("cannot export {}", part.name()))
     }

@@ -72,8 +72,10 @@ impl Weights {
             fingerprint(&mut hash, &map, data);
             maps.push(map);
         }
-        // The config is part of what a checkpoint is: it holds constants that no tensor shows.
-        hash.update(std::fs::read(folder.join("config.json")).unwrap_or_default());
+        // The configs are part of what a checkpoint is: they hold constants that no tensor shows.
+        for config in ["config.json", super::codec::CONFIG_FILE] {
+            hash.update(std::fs::read(folder.join(config)).unwrap_or_default());
+        }
         let digest: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         Ok(Self { maps, tensors, origin: format!("sha256-sampled:{digest}") })
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::error::UserError;
 
 /// Name of the config in a checkpoint folder that has one.
-const FILE: &str = "higgs_audio_v2_tokenizer_config.json";
+pub(in crate::export) const FILE: &str = "higgs_audio_v2_tokenizer_config.json";
 
 /// Shape of the codec.
 #[derive(Debug, Clone, PartialEq)]
