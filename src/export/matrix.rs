@@ -103,6 +103,12 @@ impl<'w> Matrix<'w> {
     }
 }
 
+impl Drop for Matrix<'_> {
+    fn drop(&mut self) {
+        self.tensors.iter().for_each(Tensor::release);
+    }
+}
+
 /// Little-endian bytes of values as float16 or float32.
 pub(super) fn to_bytes(values: &[f32], element_type: ElementType) -> Vec<u8> {
     match element_type {

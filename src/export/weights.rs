@@ -11,6 +11,8 @@ use std::{
 use anyhow::{Context, Result};
 use half::{bf16, f16};
 use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -135,7 +137,7 @@ impl Weights {
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
         let (name, entry) = self.tensors.get_key_value(name).with_context(|| format!("there is no tensor {name}"))?;
         let values = match entry.values {
-            Place::File { map, start, end, format } => Values::Bytes(&self.maps[map][start..end], format),
+            Place::File { map, start, end, format } => Values::File { map: &self.maps[map], start, end, format },
             Place::Random(source) => Values::Random(source),
         };
         Ok(Tensor { name, shape: &entry.shape, values })
@@ -152,7 +154,7 @@ pub struct Tensor<'w> {
 
 #[derive(Clone, Copy)]
 enum Values<'w> {
-    Bytes(&'w [u8], Format),
+    File { map: &'w Mmap, start: usize, end: usize, format: Format },
     Random(random::Source),
 }
 
@@ -182,11 +184,27 @@ impl Tensor<'_> {
             let bytes = &bytes[N * start..][..N * out.len()];
             out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, &bytes)| *out = value(bytes));
         }
-        match self.values {
-            Values::Bytes(bytes, Format::BFloat16) => each(bytes, out, start, |b| bf16::from_le_bytes(b).to_f32()),
-            Values::Bytes(bytes, Format::Float16) => each(bytes, out, start, |b| f16::from_le_bytes(b).to_f32()),
-            Values::Bytes(bytes, Format::Float32) => each(bytes, out, start, f32::from_le_bytes),
-            Values::Random(source) => source.read(start, out),
+        let (bytes, format) = match self.values {
+            Values::File { map, start, end, format } => (&map[start..end], format),
+            Values::Random(source) => return source.read(start, out),
+        };
+        match format {
+            Format::BFloat16 => each(bytes, out, start, |b| bf16::from_le_bytes(b).to_f32()),
+            Format::Float16 => each(bytes, out, start, |b| f16::from_le_bytes(b).to_f32()),
+            Format::Float32 => each(bytes, out, start, f32::from_le_bytes),
+        }
+    }
+
+    /// Lets go of the memory that reading has filled. The system would take it when it needs it, but counts it as this
+    /// program's until then.
+    pub(super) fn release(&self) {
+        #[cfg(unix)]
+        if let Values::File { map, start, end, .. } = self.values {
+            // SAFETY: the map is of a file and never written to, so that what is dropped is read again when it is used.
+            #[expect(unsafe_code, reason = "a checkpoint of gigabytes is let go piece by piece")]
+            let advised = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
+            // Advice that is not taken changes nothing.
+            let _ = advised;
         }
     }
 
