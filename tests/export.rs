@@ -9,7 +9,7 @@ use common::{
     language::{CASES, GREEDY, ON_CPU, follow, prompt},
     max_difference,
     onnx::Whole,
-    tiny,
+    program, run, tiny,
 };
 use half::f16;
 use higgs_tts::{
@@ -274,4 +274,36 @@ fn a_checkpoint_that_does_not_fit_its_config_is_refused_before_anything_is_writt
                     missing, and 8 more";
     assert_eq!(error.to_string(), expected);
     assert!(!out.exists());
+}
+
+#[test]
+fn the_program_plans_exports_once_and_says_what_does_not_go_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let export = |args: &str| {
+        let mut command = program();
+        command.current_dir(folder.path()).args(["export", "--checkpoint"]).arg(data().join("tiny/checkpoint"));
+        command.args(["--out", "made/here", "--components", "text_embed,llm_decoder"]).args(args.split_whitespace());
+        run(command, b"")
+    };
+    let plan = export("--dry-run");
+    assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+    assert_eq!(String::from_utf8(plan.stdout).unwrap().lines().count(), 3);
+    assert!(!folder.path().join("made").exists());
+
+    let made = export("--json");
+    let report: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
+    let loss = report["parts"][1]["quantization_error"].as_f64().unwrap();
+    assert!((0.07..0.085).contains(&loss), "{loss}");
+    assert_eq!(report["parts"][1]["matrices"].as_object().unwrap().len(), 10);
+    assert!(made.stderr.lines().last().unwrap().starts_with("wrote made/here: "), "{}", made.stderr);
+
+    let again = export("");
+    assert!(again.stderr.starts_with("text_embed: done already\nllm_decoder: done already\n"), "{}", again.stderr);
+    assert!(!export("--force").stderr.contains("done already"));
+
+    let wrong = export("--device cuda --precision fp32");
+    assert_eq!(wrong.code, Some(2));
+    assert!(wrong.stderr.starts_with("higgs-tts: --device and --precision do not go together\nhint: "));
+    let wrong = export("--keep-fp16 layers.7");
+    assert_eq!((wrong.code, wrong.stderr.lines().next()), (Some(2), Some("higgs-tts: no layer is called `layers.7`")));
 }
