@@ -154,6 +154,11 @@ impl Manifest {
         [own, general, genai].into_iter().filter(|(_, value)| !value.is_null()).map(Claim::new).collect()
     }
 
+    /// Whether the encoder takes sounds of any length. Those that the older tools export take whole frames only.
+    pub fn encoder_takes_any_length(&self) -> bool {
+        self.manifest["sub_models"][Part::AudioEncoder.name()]["any_length"] == true
+    }
+
     /// Tokens whose ids the folder claims.
     pub fn special_tokens(&self) -> Vec<(String, Claim)> {
         let tokens = self.manifest["special_tokens"].as_object();

@@ -9,10 +9,11 @@ use common::{
     language::{CASES, GREEDY, ON_CPU, follow, prompt},
     max_difference,
     onnx::Whole,
-    program, run, tiny,
+    program, reference_json, run, tiny,
 };
 use half::f16;
 use higgs_tts::{
+    audio::Audio,
     export::{
         AudioPrecision, Export, Options, Source, Target,
         quantize::{BlockSize, Quantizer},
@@ -174,6 +175,27 @@ fn an_exported_model_of_single_precision_gives_the_greedy_rows_of_pytorch() {
 }
 
 /// Hidden states of exports of 4 bits, teacher-forced through the case zs0, against PyTorch.
+/// The older encoders take whole frames only; silence at the end is no substitute for the half-frame rule.
+#[test]
+fn an_exported_folder_encodes_recordings_of_any_length_as_pytorch_does() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let source = Source::Checkpoint(data().join("tiny/checkpoint"));
+    let export = Export::open(&source, Options::new(Target::CpuInt4), &Part::ALL, folder.path()).unwrap();
+    for part in Part::ALL {
+        export.write(part, &mut |_| Ok(())).unwrap();
+    }
+    export.finish().unwrap();
+    let mut model = Model::load(folder.path(), &ON_CPU).unwrap();
+    let wave = Tensors::read_file("reference/encoder_lengths.safetensors").floats("wave");
+    let reference = reference_json("reference/encoder_lengths.json");
+    for length in [24_000usize, 24_480, 30_000, 33_333, 48_000] {
+        let recording = Audio { samples: wave[..length].to_vec(), sample_rate_hz: 24_000 };
+        let codes = model.encode_voice(&recording, None).unwrap().codes;
+        let expected: Vec<Vec<u16>> = serde_json::from_value(reference["codes"][length.to_string()].clone()).unwrap();
+        assert_eq!(codes.frames().map(<[u16]>::to_vec).collect::<Vec<_>>(), expected, "{length} samples");
+    }
+}
+
 #[test]
 fn every_way_to_4_bits_runs_and_the_better_ones_are_nearer() {
     let tensors = Tensors::read();

@@ -214,6 +214,9 @@ fn describe(export: &Export, part: Part) -> Value {
         }),
     };
     merge(&mut entry, sizes);
+    if part == Part::AudioEncoder {
+        entry["any_length"] = true.into();
+    }
     if let Some(made) = made(&export.folder.join(&filename)) {
         merge(&mut entry, made);
     }

@@ -113,8 +113,7 @@ impl Codec {
         Ok(samples)
     }
 
-    /// Encodes samples at the codec's own rate. The exported graph takes whole frames, so the end is filled with
-    /// silence.
+    /// Encodes samples at the codec's own rate. An encoder that takes whole frames only gets silence at the end.
     ///
     /// # Errors
     /// When the encoder is missing or fails.
@@ -128,7 +127,10 @@ impl Codec {
             }
         };
         let CodecContract { hop_length, codebooks, .. } = self.contract;
-        let length = samples.len().next_multiple_of(hop_length).max(hop_length);
+        let length = match self.manifest.encoder_takes_any_length() {
+            true => samples.len(),
+            false => samples.len().next_multiple_of(hop_length).max(hop_length),
+        };
         let mut padded = samples.to_vec();
         padded.resize(length, 0.0);
         let input = float_tensor(&[1, 1, length], &padded, ElementType::Float32)?;
