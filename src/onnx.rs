@@ -469,4 +469,25 @@ mod tests {
         std::fs::write(&data, vec![0; 6 * 65_536]).unwrap();
         assert!(Graph::read(&path).is_ok());
     }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(100))]
+
+        /// Whatever a download or a disk has made of a file, it is described or refused.
+        #[test]
+        fn damaged_files_are_no_reason_to_panic(
+            changes in proptest::collection::vec((0usize..24_460, proptest::num::u8::ANY), 1..20),
+            length in 0usize..=24_460,
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("llm_decoder.onnx");
+            let mut bytes = std::fs::read(tiny("llm_decoder.onnx")).unwrap();
+            for (at, byte) in changes {
+                bytes[at] = byte;
+            }
+            bytes.truncate(length);
+            std::fs::write(&path, bytes).unwrap();
+            let _ = Graph::read(&path);
+        }
+    }
 }
