@@ -22,10 +22,10 @@
 //! | desk | [`scheduler`]: many requests, a few slots |
 //! | spine | [`draw`], [`eval`] → [`model`] → [`utterance`] |
 //! | crafts | [`prompt`], [`sampler`], [`graphs`] (the only home of ONNX Runtime), [`export`] |
-//! | facts | [`text`], [`audio`], [`manifest`], [`onnx`], [`codes`], [`error`] |
+//! | facts | [`text`], [`audio`], [`manifest`], [`onnx`], [`codes`]; below them [`error`] |
 //!
-//! The state of an utterance is a value that does not own the model, and raw input becomes a valid request once, at the
-//! door. The library never prints and never ends the process.
+//! The state of an utterance is a value that does not own the model. Texts are cleaned at the door ([`text::clean`]), and
+//! inside nothing looks at them again. The library never prints and never ends the process.
 //!
 //! ```no_run
 //! use std::path::{Path, PathBuf};
@@ -46,9 +46,13 @@
 //!     }
 //!     while !scheduler.is_idle() {
 //!         for event in scheduler.step(&mut model)? {
-//!             if let Event::Finished(n, finished) = event {
-//!                 let output = Output::File(PathBuf::from(format!("{n}.wav")));
-//!                 audio::write(&output, &finished.draw.audio, SampleFormat::Pcm16)?;
+//!             match event {
+//!                 Event::Finished(n, finished) => {
+//!                     let output = Output::File(PathBuf::from(format!("{n}.wav")));
+//!                     audio::write(&output, &finished.draw.audio, SampleFormat::Pcm16)?;
+//!                 }
+//!                 Event::Failed(_, error) => return Err(error),
+//!                 Event::Begun(_) | Event::Row(..) | Event::Rejected { .. } => {}
 //!             }
 //!         }
 //!     }

@@ -187,7 +187,7 @@ impl Claim {
 }
 
 fn read_json(path: &Path) -> Result<Value> {
-    let unusable = |message: String| UserError::model(message).with_hint("download the file again");
+    let unusable = |message: String| UserError::model(message).with_hint("download or export it again");
     let bytes = std::fs::read(path)
         .map_err(|error| anyhow!(error).context(unusable(format!("cannot open {}", path.display()))))?;
     serde_json::from_slice(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes))

@@ -1,4 +1,4 @@
-//! The model: the only place where prompt, sampler and graphs meet.
+//! The model: where prompt, sampler and graphs meet.
 
 use std::{num::NonZeroUsize, path::Path, thread};
 
@@ -106,25 +106,12 @@ impl Model {
         }
         // The tokenizer takes a third of a second to parse, the sessions take longer: side by side.
         let (prompt, language) = thread::scope(|scope| {
-            let prompt = scope.spawn(|| PromptBuilder::open(&manifest.tokenizer()));
+            let prompt = scope.spawn(|| PromptBuilder::of_folder(&manifest, contract.text_vocab_size));
             let language = open_language(runtime, &interrupt, &manifest, &contract, devices.language);
             (prompt.join(), language)
         });
         let prompt = prompt.map_err(|_| anyhow::anyhow!("the tokenizer panicked"))??;
         let (text_embed, audio_embed, decoder, audio_heads) = language?;
-        if prompt.vocab_size() > contract.text_vocab_size {
-            let (ids, rows) = (prompt.vocab_size(), contract.text_vocab_size);
-            let message = format!("tokenizer.json has ids up to {}, text_embed has {rows} rows", ids - 1);
-            return Err(UserError::model(message).with_hint("the parts belong to different models").into());
-        }
-        for (token, claim) in manifest.special_tokens() {
-            let id = prompt.token_id(&token);
-            if id.map(|id| id as usize) != claim.value {
-                let found = id.map_or("no such token".into(), |id| id.to_string());
-                let message = format!("{} is {}, but tokenizer.json has {found}", claim.place, claim.text);
-                return Err(UserError::model(message).with_hint("the parts belong to different models").into());
-            }
-        }
         Ok(Self {
             prompt,
             text_embed,
@@ -349,7 +336,7 @@ fn check_hidden(hidden: &Array2<f32>, device: Device) -> Result<()> {
     let (cause, hint) = match device {
         Device::Cpu => (
             "its weights are damaged, or an attention kernel is broken",
-            "download the folder again; `higgs-tts doctor` looks closer",
+            "download or export the folder again; `higgs-tts doctor` looks closer",
         ),
         Device::Cuda => (
             "an attention kernel of this runtime is broken, or its weights are damaged",

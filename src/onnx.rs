@@ -249,7 +249,7 @@ fn missing(path: &Path, error: std::io::Error) -> anyhow::Error {
 
 fn damaged(path: &Path, what: &str) -> anyhow::Error {
     let message = format!("{} cannot be used: {what}", path.display());
-    UserError::model(message).with_hint("download the file again").into()
+    UserError::model(message).with_hint("download or export it again").into()
 }
 
 /// Bytes of the data files that the weights lie in, after checking that each is as long as its weights need.

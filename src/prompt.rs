@@ -12,6 +12,7 @@ use tokenizers::Tokenizer;
 use crate::{
     codes::{Codes, DelayedCodes},
     error::UserError,
+    manifest::Manifest,
     text,
 };
 
@@ -62,12 +63,36 @@ pub struct PromptBuilder {
 }
 
 impl PromptBuilder {
+    /// Opens the tokenizer of a model folder and checks it against the folder's claims and the number of text
+    /// embeddings.
+    ///
+    /// # Errors
+    /// A [`UserError`] when the file is missing, damaged, or of another model.
+    pub fn of_folder(manifest: &Manifest, text_vocab_size: usize) -> Result<Self> {
+        let prompt = Self::open(&manifest.tokenizer())?;
+        let foreign = |message: String| UserError::model(message).with_hint("the parts belong to different models");
+        let ids = prompt.vocab_size();
+        if ids > text_vocab_size {
+            let message = format!("tokenizer.json has ids up to {}, text_embed has {text_vocab_size} rows", ids - 1);
+            return Err(foreign(message).into());
+        }
+        for (token, claim) in manifest.special_tokens() {
+            let id = prompt.tokenizer.token_to_id(&token);
+            if id.map(|id| id as usize) != claim.value {
+                let found = id.map_or("no such token".into(), |id| id.to_string());
+                let message = format!("{} is {}, but tokenizer.json has {found}", claim.place, claim.text);
+                return Err(foreign(message).into());
+            }
+        }
+        Ok(prompt)
+    }
+
     /// Opens `tokenizer.json`.
     ///
     /// # Errors
     /// A [`UserError`] when the file is missing, damaged, or of another model.
     pub fn open(path: &Path) -> Result<Self> {
-        let unusable = |message: String| UserError::model(message).with_hint("download the file again");
+        let unusable = |message: String| UserError::model(message).with_hint("download or export it again");
         let bytes = std::fs::read(path)
             .map_err(|error| anyhow!(error).context(unusable(format!("cannot open {}", path.display()))))?;
         let tokenizer = Tokenizer::from_bytes(&bytes)
@@ -89,11 +114,6 @@ impl PromptBuilder {
     pub fn vocab_size(&self) -> usize {
         let highest = self.tokenizer.get_vocab(true).into_values().max();
         highest.map_or(0, |id| id as usize + 1)
-    }
-
-    /// The id of a token by name.
-    pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.tokenizer.token_to_id(token)
     }
 
     /// The ids of a text as the tokenizer gives them, tokens of any kind included.

@@ -62,7 +62,7 @@ fn missing(name: &'static str, spoil: fn(&Path), args: &'static str, says: &str)
 
 /// The same, with the hint for a damaged file.
 fn again(name: &'static str, spoil: fn(&Path), args: &'static str, says: &str) -> Case {
-    model(name, spoil, args, &format!("{says}\nhint: download the file again"))
+    model(name, spoil, args, &format!("{says}\nhint: download or export it again"))
 }
 
 /// The same, with the hint for a file that does not fit the others.
@@ -365,7 +365,8 @@ fn a_folder_that_is_no_model_folder_is_said_so() {
                 |at| manifest(at, "/execution_provider", json!("CUDAExecutionProvider")),
                 SPEAK,
                 "this folder is made for CUDA, and no GPU can be used: this program is built without CUDA\n\
-                hint: `--device cpu` runs it on the CPU, slowly",
+                hint: `--device cpu` runs it on the CPU, slowly; for the GPU, build with `--features cuda`, and let \
+                ORT_DYLIB_PATH name a CUDA build of ONNX Runtime",
             ),
         ],
     );
@@ -657,7 +658,7 @@ fn a_graph_that_is_damaged_or_another_is_named() {
                 SPEAK,
                 "cannot load model/audio_embed.onnx: Load model from model/audio_embed.onnx failed:Fatal error: \
                 com.microsoft:GatherBlockQuantizes(-1) is not a registered function/op\n\
-                hint: `higgs-tts doctor --model-path DIR` looks closer; downloading the folder again may help",
+                hint: `higgs-tts doctor --model-path DIR` looks closer; downloading or exporting the folder again may help",
             ),
             again(
                 "audio_embed is a git-lfs pointer",
@@ -768,7 +769,7 @@ fn a_data_file_or_tokenizer_that_does_not_fit_is_named() {
                 SPEAK,
                 "the decoder's hidden states are values that are not finite: its weights are damaged, \
                 or an attention kernel is broken\n\
-                hint: download the folder again; `higgs-tts doctor` looks closer",
+                hint: download or export the folder again; `higgs-tts doctor` looks closer",
             ),
             again(
                 "the data file is a folder",

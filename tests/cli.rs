@@ -592,7 +592,7 @@ fn help_and_version_go_to_standard_output() {
         "--retries <N>",
         "--json",
         "-q, --quiet",
-        "[env: HIGGS_TTS_MODEL=]",
+        "[env: HIGGS_TTS_MODEL]",
         "[default: 0.8]",
         "[default: 0.95]",
         "[default: 50]",

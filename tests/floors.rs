@@ -1,4 +1,4 @@
-//! The house has floors: a room imports from lower floors only, and every dependency has one home.
+//! The house has floors: a room imports from lower floors only, and every dependency has its homes.
 
 use std::{collections::BTreeSet, fs, path::Path};
 

@@ -9,12 +9,13 @@ use std::{
 use anyhow::Result;
 use higgs_tts::{
     graphs::{
-        Device, Runtime, contract,
+        Device, DeviceChoice, Runtime, contract,
         probe::{Probe, probe},
         resolve_devices,
     },
     manifest::{Manifest, Part},
     onnx::Graph,
+    prompt::PromptBuilder,
 };
 
 use super::{Outcome, flags::ModelArgs, interrupt};
@@ -42,33 +43,46 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     writeln!(out, "  {}", runtime.build_info())?;
     writeln!(out, "  providers: {}", runtime.providers().join(", "))?;
 
-    let Some(folder) = &args.model.model_path else {
+    let Some(folder) = args.model.named_folder() else {
         writeln!(out, "no model folder is given: --model-path checks one")?;
         return Ok(Outcome::Done);
     };
-    let manifest = Manifest::read(folder)?;
+    let manifest = Manifest::read(&folder)?;
     let provider = manifest.execution_provider().unwrap_or("no provider in particular");
     writeln!(out, "model folder {}: {}, made for {provider}", folder.display(), manifest.description())?;
-    let devices = resolve_devices(runtime, &manifest, options.device, options.codec_device)?;
+    let mut ills = Vec::new();
+    let devices = resolve_devices(runtime, &manifest, options.device, options.codec_device).or_else(|error| {
+        // The parts can be looked at all the same.
+        ills.push("the device");
+        writeln!(out, "  NOT USABLE: {error:#}")?;
+        let cpu = Some(DeviceChoice::Only(Device::Cpu));
+        resolve_devices(runtime, &manifest, cpu, cpu)
+    })?;
     writeln!(out, "  language model on {}, codec on {}", devices.language, devices.codec)?;
     for note in &devices.notes {
         writeln!(out, "  {note}")?;
     }
-    let mut ills = Vec::new();
     for part in Part::ALL {
         interrupt::check()?;
         let is_codec = matches!(part, Part::AudioTokenizer | Part::AudioEncoder);
         let device = if is_codec { devices.codec } else { devices.language };
+        if part == Part::AudioEncoder && !manifest.file(part).is_ok_and(|path| path.exists()) {
+            writeln!(out, "{}: not there, so voices cannot be cloned", part.name())?;
+            continue;
+        }
         if let Err(error) = examine(&mut out, runtime, &manifest, part, device) {
             writeln!(out, "  NOT USABLE: {error:#}")?;
             ills.push(part.name());
         }
     }
-    match fit_together(&manifest) {
-        Ok(()) => writeln!(out, "the parts fit together")?,
-        Err(error) => {
-            writeln!(out, "THE PARTS DO NOT FIT TOGETHER: {error:#}")?;
-            ills.push("the whole");
+    // A part that cannot be used by itself has been told of.
+    if ills.iter().all(|ill| *ill == "the device") {
+        match fit_together(&manifest) {
+            Ok(()) => writeln!(out, "the parts and the tokenizer fit together")?,
+            Err(error) => {
+                writeln!(out, "THE PARTS DO NOT FIT TOGETHER: {error:#}")?;
+                ills.push("the whole");
+            }
         }
     }
     if ills.is_empty() {
@@ -122,9 +136,13 @@ fn describe(out: &mut impl Write, graph: &Graph) -> Result<()> {
 }
 
 fn fit_together(manifest: &Manifest) -> Result<()> {
-    contract::check_language(manifest)?;
+    let language = contract::check_language(manifest)?;
+    PromptBuilder::of_folder(manifest, language.text_vocab_size)?;
     let codec = contract::check_codec_decoder(manifest)?;
-    contract::check_codec_encoder(manifest, &codec)
+    match manifest.file(Part::AudioEncoder).is_ok_and(|path| path.exists()) {
+        true => contract::check_codec_encoder(manifest, &codec),
+        false => Ok(()),
+    }
 }
 
 /// The processor's name, where the system tells it.

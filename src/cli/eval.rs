@@ -2,24 +2,23 @@
 
 use std::{
     io::{self, Write},
-    num::NonZeroUsize,
     path::PathBuf,
 };
 
 use anyhow::Result;
+use clap::builder::RangedU64ValueParser;
 use higgs_tts::{
     eval::{self, Agreement, Report},
     text,
 };
 use serde_json::{Value, json};
 
-use super::{Outcome, flags::DeviceArgs};
+use super::{Outcome, flags::ModelArgs};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Model folder to judge, such as onnx/cpu_int4
-    #[arg(long, value_name = "DIR")]
-    model_path: PathBuf,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Model folder of higher precision to judge it by, such as onnx/cpu_fp32
     #[arg(long, value_name = "DIR")]
     reference: PathBuf,
@@ -27,10 +26,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT")]
     text: Vec<String>,
     /// Rows of each text to follow
-    #[arg(long, value_name = "N", default_value = "60")]
-    rows: NonZeroUsize,
-    #[command(flatten)]
-    devices: DeviceArgs,
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = RangedU64ValueParser::<usize>::new().range(10..=2000))]
+    rows: usize,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -41,8 +38,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         [] => eval::TEXTS.map(str::to_owned).to_vec(),
         texts => texts.iter().map(|text| Ok(text::clean(text)?.text)).collect::<Result<_>>()?,
     };
-    let options = args.devices.load_options();
-    let report = eval::compare(&args.model_path, &args.reference, &texts, args.rows.get(), &options)?;
+    let options = args.model.load_options();
+    let report = eval::compare(&args.model.folder()?, &args.reference, &texts, args.rows, &options)?;
     let mut out = io::stdout().lock();
     if args.json {
         writeln!(out, "{}", to_json(&report))?;

@@ -1,9 +1,6 @@
 //! Flags and values of flags that several commands share.
 
-use std::{
-    num::NonZeroUsize,
-    path::{Path, PathBuf},
-};
+use std::{env, num::NonZeroUsize, path::PathBuf};
 
 use anyhow::Result;
 use higgs_tts::{
@@ -42,9 +39,9 @@ flag_value! { DeviceArg(DeviceChoice):
 /// Which model, and what runs it.
 #[derive(clap::Args)]
 pub(crate) struct ModelArgs {
-    /// Model folder, such as onnx/cpu_int4
-    #[arg(long, value_name = "DIR", env = "HIGGS_TTS_MODEL", help_heading = "Model")]
-    pub(crate) model_path: Option<PathBuf>,
+    /// Model folder, such as onnx/cpu_int4 [env: HIGGS_TTS_MODEL]
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
+    model_path: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
 }
@@ -78,8 +75,14 @@ impl ModelArgs {
         self.devices.load_options()
     }
 
-    pub(crate) fn folder(&self) -> Result<&Path> {
-        self.model_path.as_deref().ok_or_else(|| {
+    /// The folder from the flag or else the environment, if there is one.
+    pub(crate) fn named_folder(&self) -> Option<PathBuf> {
+        let named = || env::var_os("HIGGS_TTS_MODEL").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+        self.model_path.clone().or_else(named)
+    }
+
+    pub(crate) fn folder(&self) -> Result<PathBuf> {
+        self.named_folder().ok_or_else(|| {
             let hint = "name a model folder with --model-path or HIGGS_TTS_MODEL, such as onnx/cpu_int4";
             UserError::request("no model folder is given").with_hint(hint).into()
         })

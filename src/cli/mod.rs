@@ -50,7 +50,7 @@ enum Command {
     Eval(eval::Args),
     /// Make a model folder from the published checkpoint
     Export(export::Args),
-    /// Print the licences of this program and of what is inside it
+    /// Print the licences of this program and of the ONNX Runtime inside it
     Licenses,
 }
 

@@ -69,25 +69,25 @@ pub(crate) struct Args {
     selftest: bool,
 
     /// How freely codes are chosen; 0 always takes the likeliest
-    #[arg(long, value_name = "T", default_value_t = DEFAULTS().temperature, value_parser = temperature, help_heading = "Sampling")]
+    #[arg(long, value_name = "T", default_value_t = DEFAULTS().temperature, value_parser = temperature, allow_negative_numbers = true, help_heading = "Sampling")]
     temperature: f32,
     /// Choose among the K likeliest codes; 0 among all
-    #[arg(long, value_name = "K", default_value_t = DEFAULTS().top_k, value_parser = whole::<usize>, help_heading = "Sampling")]
+    #[arg(long, value_name = "K", default_value_t = DEFAULTS().top_k, value_parser = whole::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
     top_k: usize,
     /// Choose among the likeliest codes whose probabilities reach P; 1 among all
-    #[arg(long, value_name = "P", default_value_t = DEFAULTS().top_p, value_parser = top_p, help_heading = "Sampling")]
+    #[arg(long, value_name = "P", default_value_t = DEFAULTS().top_p, value_parser = top_p, allow_negative_numbers = true, help_heading = "Sampling")]
     top_p: f32,
     /// Same seed, same sound; without it one is made up and told
-    #[arg(long, value_name = "N", value_parser = whole::<u64>, help_heading = "Sampling")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true, help_heading = "Sampling")]
     seed: Option<u64>,
     /// `legal` keeps rows well-formed and lets speech end; `reference` samples exactly as the reference implementation
     #[arg(long, value_name = "RULES", default_value = "legal", help_heading = "Sampling")]
     sampler: RulesArg,
     /// Frames of sound at most, 25 a second; without it the text decides
-    #[arg(long, value_name = "N", value_parser = max_frames, help_heading = "Sampling")]
+    #[arg(long, value_name = "N", value_parser = max_frames, allow_negative_numbers = true, help_heading = "Sampling")]
     max_frames: Option<usize>,
     /// Draws after the first when it is not healthy; 0 leaves the draw alone
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole::<usize>, help_heading = "Sampling")]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole::<usize>, allow_negative_numbers = true, help_heading = "Sampling")]
     retries: usize,
 
     /// Print one JSON object about the result on standard output
@@ -148,9 +148,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     interrupt::check()?;
 
     let progress = Progress::new(args.quiet);
-    progress.loading(folder);
+    progress.loading(&folder);
     let start = Instant::now();
-    let mut model = Model::load(folder, &args.model.load_options())?;
+    let mut model = Model::load(&folder, &args.model.load_options())?;
     let load_s = start.elapsed().as_secs_f64();
     interrupt::stops(model.interrupt())?;
     model.notes().iter().for_each(|note| warn(note));
@@ -190,6 +190,11 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 fn output(args: &Args) -> Result<Output> {
     let path = args.out.clone().context(UserError::request("no --out is given"))?;
     if path != Path::new("-") {
+        let other = ["mp3", "ogg", "opus", "flac", "m4a", "aac", "webm"];
+        let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
+        if other.iter().any(|other| extension == *other) {
+            warn(&format!("{} will be a WAV file, whatever its name", path.display()));
+        }
         return Ok(Output::File(path));
     }
     if args.json {
@@ -302,7 +307,7 @@ const SELFTEST_FRAMES: usize = 50;
 fn selftest(args: &Args, output: &Output) -> Result<Outcome> {
     let folder = args.model.folder()?;
     audio::check(output)?;
-    let mut codec = Model::load_codec(folder, &args.model.load_options())?;
+    let mut codec = Model::load_codec(&folder, &args.model.load_options())?;
     let contract = codec.contract();
     let size = usize::from(contract.codebooks.size);
     // Any codes do; these differ from frame to frame and from codebook to codebook.

@@ -55,7 +55,9 @@ pub fn choose(
         },
         (None, Some("CUDAExecutionProvider")) => {
             cuda().map_err(|error| {
-                let hint = "`--device cpu` runs it on the CPU, slowly";
+                let inner = error.downcast_ref::<UserError>().and_then(UserError::hint);
+                let inner = inner.map_or_else(String::new, |hint| format!("; for the GPU, {hint}"));
+                let hint = format!("`--device cpu` runs it on the CPU, slowly{inner}");
                 error.context(UserError::model("this folder is made for CUDA, and no GPU can be used").with_hint(hint))
             })?;
             Ok((Device::Cuda, None))

@@ -1,4 +1,4 @@
-//! The six graphs in ONNX Runtime: the only home of `ort`, of tensor names and of element types.
+//! The six graphs in ONNX Runtime: the only home of `ort`.
 //!
 //! Between the parts everything is `f32`; each graph says which float type it takes and gives, and values are cast at
 //! its door, so that folders of any precision run alike.
@@ -80,7 +80,7 @@ pub fn open_language(
 ) -> Result<(TextEmbed, AudioEmbed, Decoder, AudioHeads)> {
     if contract.fused_norms && device == Device::Cpu {
         let message = "this decoder normalises queries and keys inside GroupQueryAttention, which no CPU kernel does";
-        let hint = "use a cpu folder, or export this one with fuse_qk_norm_gqa=false";
+        let hint = "use a folder whose norms stand outside, as `higgs-tts export` makes them";
         return Err(UserError::model(message).with_hint(hint).into());
     }
     let open = |part: Part| OpenGraph::open(runtime, interrupt, part, &manifest.file(part)?, device);

@@ -60,7 +60,8 @@ impl OpenGraph {
         device: Device,
     ) -> Result<Self> {
         let session = open_session(runtime, path, device).map_err(|error| {
-            let hint = "`higgs-tts doctor --model-path DIR` looks closer; downloading the folder again may help";
+            let hint =
+                "`higgs-tts doctor --model-path DIR` looks closer; downloading or exporting the folder again may help";
             let message = format!("cannot load {}", path.display());
             anyhow::anyhow!(reason(&error)).context(UserError::model(message).with_hint(hint))
         })?;
