@@ -329,3 +329,79 @@ fn the_program_plans_exports_once_and_says_what_does_not_go_together() {
     let wrong = export("--keep-fp16 layers.7");
     assert_eq!((wrong.code, wrong.stderr.lines().next()), (Some(2), Some("higgs-tts: no layer is called `layers.7`")));
 }
+
+/// The error that 4 bits leave in the first inputs of a product, and in the others.
+fn losses(folder: &Path, exact: &Whole, weight: &str, first: usize) -> [f64; 2] {
+    let found = Whole::read(&folder.join("llm_decoder.onnx"));
+    let of = |suffix: &str| &found.tensors[&format!("{weight}_{suffix}")];
+    let (packed, scales, zero_points) = (of("Q4"), of("scales"), of("zero_points"));
+    let (rows, blocks) = (packed.dims[0] as usize, packed.dims[1] as usize);
+    let nibble = |bytes: &[u8], at: usize| f32::from(bytes[at / 2] >> (at % 2 * 4) & 15);
+    let float = |bytes: &[u8], at: usize| f32::from_le_bytes(bytes.as_chunks().0[at]);
+    let mut losses = [0.0; 2];
+    for (row, input) in (0..rows).flat_map(|row| (0..blocks * 32).map(move |input| (row, input))) {
+        let block = row * blocks + input / 32;
+        let zero = nibble(&zero_points.raw_data[row * blocks.div_ceil(2)..], input / 32);
+        let value = (nibble(&packed.raw_data, row * blocks * 32 + input) - zero) * float(&scales.raw_data, block);
+        let difference = value - float(&exact.tensors[weight].raw_data, input * rows + row);
+        losses[usize::from(input >= first)] += f64::from(difference * difference);
+    }
+    losses
+}
+
+#[test]
+fn importance_moves_the_error_to_inputs_that_matter_less_and_must_fit() {
+    const DOWN: &str = "model.layers.1.mlp.down_proj.MatMul.weight";
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let save = |name: &str, weight: &str, values: &[f32]| {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![values.len()], &bytes).unwrap();
+        std::fs::write(path(name), safetensors::serialize([(weight, view)], None).unwrap()).unwrap();
+    };
+    // The last block does not matter at all, which must not lose it.
+    let matters = |input: usize| if input < 8 { 1e30 } else { f32::from(u8::from(input < 128)) * 1e28 };
+    save("good", DOWN, &(0..160).map(matters).collect::<Vec<_>>());
+    save("evenly", DOWN, &[3.0; 160]);
+    save("short", DOWN, &[1.0; 159]);
+    save("stranger", "model.layers.2.mlp.down_proj.MatMul.weight", &[1.0; 160]);
+    save("negative", DOWN, &[-1.0; 160]);
+    std::fs::write(path("garbage"), "{}").unwrap();
+    let export = |args: &str| {
+        let mut command = program();
+        command.current_dir(folder.path()).args(["export", "--checkpoint"]).arg(data().join("tiny/checkpoint"));
+        command.args(["--components", "llm_decoder"]).args(args.split_whitespace());
+        let run = run(command, b"");
+        (run.code, run.stderr.lines().next().unwrap_or_default().to_owned())
+    };
+    for args in ["--out plain", "--out weighted --importance good", "--out even --importance evenly"] {
+        assert_eq!(export(args).0, Some(0), "{args}");
+    }
+    assert_eq!(export("--out exact --precision fp32").0, Some(0));
+    let exact = Whole::read(&path("exact").join("llm_decoder.onnx"));
+    let lost = |name: &str, first: usize| losses(&path(name), &exact, DOWN, first);
+    let ([heavy, light], [heavy_before, light_before]) = (lost("weighted", 8), lost("plain", 8));
+    assert!(heavy < 0.8 * heavy_before && light > light_before, "{heavy} {heavy_before} {light} {light_before}");
+    assert_eq!(lost("weighted", 128)[1], lost("plain", 128)[1]);
+    let weights = |name: &str| std::fs::read(path(name).join("llm_decoder.onnx.data")).unwrap();
+    assert!(weights("even") == weights("plain"));
+
+    // Another file is noticed.
+    assert_eq!(export("--out weighted --importance good").1, "llm_decoder: done already");
+    assert_ne!(export("--out weighted --importance evenly").1, "llm_decoder: done already");
+    for (args, says) in [
+        ("--importance none", "cannot open none: No such file or directory (os error 2)"),
+        ("--importance short", &format!("the importance of {DOWN} has 159 numbers, expected 160")),
+        ("--importance stranger", "no product has the weight `model.layers.2.mlp.down_proj.MatMul.weight`"),
+        (
+            "--importance negative",
+            &format!("negative cannot be used: {DOWN} has numbers that are negative or not finite"),
+        ),
+        ("--importance good --quantizer rtn", "the quantizer rtn does not weigh inputs"),
+        ("--importance good --precision fp32", "nothing is quantised in fp32"),
+    ] {
+        assert_eq!(export(&format!("--out wrong {args}")), (Some(2), format!("higgs-tts: {says}")), "{args}");
+    }
+    assert!(export("--out wrong --importance garbage").1.starts_with("higgs-tts: garbage cannot be used: "));
+    assert!(!path("wrong").exists());
+}

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use higgs_tts::{
     error::UserError,
     export::{
-        AudioPrecision, Export, Options, Planned, Report, Source, Target,
+        AudioPrecision, Export, Importance, Options, Planned, Report, Source, Target,
         quantize::{BlockSize, Quantizer},
     },
     manifest::Part,
@@ -57,6 +57,9 @@ pub(crate) struct Args {
     /// Layers to leave in 16 bits, by parts of their names such as `layers.0.` or `mlp*down`; may be given several times
     #[arg(long, value_name = "PATTERN", help_heading = "Weights of 4 bits")]
     keep_fp16: Vec<String>,
+    /// Safetensors with how much each input matters: a vector [K] in F32 under each weight's name, as --json prints it
+    #[arg(long, value_name = "FILE", help_heading = "Weights of 4 bits")]
+    importance: Option<PathBuf>,
 
     /// Say what would be done and how large it would be, and do nothing
     #[arg(long, help_heading = "Manners")]
@@ -140,6 +143,7 @@ impl Args {
             audio_precision: self.audio_precision.map_or(defaults.audio_precision, |precision| precision.0),
             rope_bf16: self.rope_bf16,
             keep: self.keep_fp16.clone(),
+            importance: self.importance.as_deref().map(Importance::read).transpose()?,
             ..defaults
         })
     }

@@ -149,6 +149,20 @@ impl Architecture {
         Ok(())
     }
 
+    /// The products with weight matrices in the decoder: each one's name, such as `model.layers.0.mlp.down_proj`, and
+    /// its number of inputs.
+    pub(super) fn products(&self) -> Vec<(String, usize)> {
+        let of_a_layer = [
+            ("attn.qkv_proj", self.hidden_size),
+            ("attn.o_proj", self.query_size()),
+            ("mlp.gate_proj", self.hidden_size),
+            ("mlp.up_proj", self.hidden_size),
+            ("mlp.down_proj", self.intermediate_size),
+        ];
+        let of = |layer| of_a_layer.map(|(name, inputs)| (format!("model.layers.{layer}.{name}"), inputs));
+        (0..self.layers).flat_map(of).collect()
+    }
+
     /// Names and shapes of the language model's weights in a checkpoint.
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);

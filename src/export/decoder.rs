@@ -12,6 +12,7 @@ use half::bf16;
 use super::{
     Options, Report,
     architecture::{Architecture, FINAL_NORM, layer_weight},
+    importance::product_weight,
     linear::Linear,
     matrix::{Matrix, to_bytes},
     onnx::{ModelWriter, Node, Tensor},
@@ -244,7 +245,7 @@ impl Decoder<'_, '_> {
         let node = format!("/model/layers.{layer}/{name}/MatMul");
         let output = format!("{node}/output_0");
         let layer = format!("model.layers.{layer}.{}", name.replace('/', "."));
-        let weight = format!("{layer}.MatMul.weight");
+        let weight = product_weight(&layer);
         let linear = Linear { node: &node, weight: &weight, input, output: &output };
         let Options { target, quantizer, block_size, .. } = *self.options;
         if !target.is_quantized() {
@@ -254,7 +255,8 @@ impl Decoder<'_, '_> {
         } else {
             let accuracy_level = target.is_cpu().then_some(4);
             let matrix = Matrix::new(tensors, self.float)?;
-            linear.quantized(self.model, &matrix, (quantizer, block_size), accuracy_level, self.report)?;
+            let importance = self.options.importance.as_ref().and_then(|importance| importance.of(&weight));
+            linear.quantized(self.model, &matrix, (quantizer, block_size), importance, accuracy_level, self.report)?;
         }
         Ok(output)
     }

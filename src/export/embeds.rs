@@ -113,7 +113,7 @@ pub(super) fn write_audio_heads(
     model.output("audio_logits", float, &axes(&[codebooks, entries]));
     let linear = Linear { node: "/MatMul", weight: "audio_heads.weight", input: "hidden_states", output: "logits" };
     match options.audio_precision {
-        AudioPrecision::Int4 => linear.quantized(model, &table, (Quantizer::MinMax, BLOCK_SIZE), None, report)?,
+        AudioPrecision::Int4 => linear.quantized(model, &table, (Quantizer::MinMax, BLOCK_SIZE), None, None, report)?,
         _ => linear.dense(model, &table, float)?,
     }
     // A length of 0 is that of the input.

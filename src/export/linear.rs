@@ -45,6 +45,7 @@ impl Linear<'_> {
         model: &mut ModelWriter<'_>,
         matrix: &Matrix<'_>,
         (quantizer, block_size): (Quantizer, BlockSize),
+        importance: Option<&[f32]>,
         accuracy_level: Option<i64>,
         report: &mut Report,
     ) -> Result<()> {
@@ -54,7 +55,7 @@ impl Linear<'_> {
             ["Q4", "scales", "zero_points"].map(|suffix| format!("{}_{suffix}", self.weight));
         let mut rest = None;
         model.weight(&packed, ElementType::Uint8, &[rows, blocks, size / 2], |out| {
-            let quantized = quantize(matrix, quantizer, block_size, None)?;
+            let quantized = quantize(matrix, quantizer, block_size, importance)?;
             report.add(self.weight, quantized.error);
             out.write_all(&quantized.packed)?;
             rest = Some((quantized.scales, quantized.zero_points));

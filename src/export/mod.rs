@@ -5,6 +5,7 @@ pub mod codec;
 mod decoder;
 mod embeds;
 mod folder;
+mod importance;
 mod linear;
 mod matrix;
 mod new_file;
@@ -18,13 +19,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::json;
 
-pub use self::options::{AudioPrecision, Options, Target};
 use self::{
     architecture::Architecture,
     codec::CodecConfig,
     onnx::{Bytes, ModelWriter, Watch},
     quantize::QuantizationError,
     weights::Weights,
+};
+pub use self::{
+    importance::Importance,
+    options::{AudioPrecision, Options, Target},
 };
 use crate::{error::UserError, manifest::Part, onnx::Graph};
 

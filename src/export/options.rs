@@ -1,10 +1,11 @@
 //! What is exported, and how.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::{
     architecture::Architecture,
+    importance::Importance,
     quantize::{BlockSize, Quantizer},
 };
 use crate::{error::UserError, manifest::Part, onnx::ElementType};
@@ -83,6 +84,8 @@ pub struct Options {
     /// Layers that are not quantised: parts of their names, such as `layers.0.` or `mlp.down_proj`, where `*` stands for
     /// anything.
     pub keep: Vec<String>,
+    /// How much inputs matter to the searching quantizers; without it, evenly.
+    pub importance: Option<Importance>,
 }
 
 impl Options {
@@ -95,17 +98,25 @@ impl Options {
             audio_precision: if target == Target::CpuFp32 { AudioPrecision::Fp32 } else { AudioPrecision::Fp16 },
             rope_bf16: false,
             keep: Vec::new(),
+            importance: None,
         }
     }
 
-    /// Every pattern must mean something.
+    /// Everything that was chosen must mean something.
     pub(super) fn check(&self, architecture: &Architecture) -> Result<()> {
-        let of_a_layer = ["attn.qkv_proj", "attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
-        let names: Vec<String> = (0..architecture.layers)
-            .flat_map(|layer| of_a_layer.map(|name| format!("model.layers.{layer}.{name}")))
-            .collect();
+        if !self.target.is_quantized() && (!self.keep.is_empty() || self.importance.is_some()) {
+            let message = format!("nothing is quantised in {}", self.target.precision());
+            let hint = "layers to keep and the importance of inputs belong to int4";
+            bail!(UserError::request(message).with_hint(hint));
+        }
+        if let Some(importance) = &self.importance {
+            let message = format!("the quantizer {} does not weigh inputs", self.quantizer.name());
+            ensure!(self.quantizer.searches(), UserError::request(message));
+            importance.check(architecture)?;
+        }
+        let names: Vec<String> = architecture.products().into_iter().map(|(name, _)| name).collect();
         for pattern in &self.keep {
-            if !names.iter().any(|name| matches(pattern, name)) {
+            if pattern.is_empty() || !names.iter().any(|name| matches(pattern, name)) {
                 let hint = format!("layers are called {} to {}", names[0], names[names.len() - 1]);
                 bail!(UserError::request(format!("no layer is called `{pattern}`")).with_hint(hint));
             }
@@ -139,13 +150,17 @@ impl Options {
     pub(super) fn relevant(&self, part: Part) -> Vec<(&'static str, Value)> {
         let target = ("target", json!(format!("{} {}", self.target.device(), self.target.precision())));
         match part {
-            Part::LlmDecoder if self.target.is_quantized() => vec![
-                target,
-                ("rope_bf16", self.rope_bf16.into()),
-                ("quantizer", self.quantizer.name().into()),
-                ("block_size", self.block_size.weights().into()),
-                ("keep_fp16", self.keep.clone().into()),
-            ],
+            Part::LlmDecoder if self.target.is_quantized() => {
+                let mut settings = vec![
+                    target,
+                    ("rope_bf16", self.rope_bf16.into()),
+                    ("quantizer", self.quantizer.name().into()),
+                    ("block_size", self.block_size.weights().into()),
+                    ("keep_fp16", self.keep.clone().into()),
+                ];
+                settings.extend(self.importance.iter().map(|of_inputs| ("importance", of_inputs.digest().into())));
+                settings
+            }
             Part::LlmDecoder => vec![target, ("rope_bf16", self.rope_bf16.into())],
             Part::AudioEmbed | Part::AudioHeads => {
                 vec![target, ("audio_precision", self.audio_precision.name().into())]
@@ -186,5 +201,10 @@ mod tests {
         options("layers.35.").check(&Architecture::published()).unwrap();
         let error = options("layers.36.").check(&Architecture::published()).unwrap_err();
         assert_eq!(error.to_string(), "no layer is called `layers.36.`");
+        let error = options("").check(&Architecture::published()).unwrap_err();
+        assert_eq!(error.to_string(), "no layer is called ``");
+        let dense = Options { target: Target::CpuFp32, ..options("down_proj") };
+        let error = dense.check(&Architecture::published()).unwrap_err();
+        assert_eq!(error.to_string(), "nothing is quantised in fp32");
     }
 }

@@ -38,6 +38,11 @@ impl Quantizer {
         }
     }
 
+    /// Whether it minimises an error, which can be weighted.
+    pub(super) fn searches(self) -> bool {
+        matches!(self, Self::SearchSymmetric | Self::Search)
+    }
+
     /// Whether blocks have zero points; without, the zero point is 8.
     pub fn has_zero_points(self) -> bool {
         !matches!(self, Self::Rtn | Self::SearchSymmetric)
@@ -136,6 +141,11 @@ fn quantize_blocks<const N: usize>(
         Some(importance) => {
             ensure!(importance.len() == columns, "{} importances for {columns} inputs", importance.len());
             weighted[..columns].copy_from_slice(importance);
+            // Only ratios within a block count: this keeps products in range. Where nothing matters, all does evenly.
+            for block in weighted.as_chunks_mut::<N>().0 {
+                let largest = block.iter().copied().fold(0.0, f32::max);
+                block.iter_mut().for_each(|value| *value = if largest > 0.0 { *value / largest } else { 1.0 });
+            }
         }
         None => weighted[..columns].fill(1.0),
     }
