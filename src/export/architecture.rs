@@ -49,6 +49,11 @@ pub(super) fn layer_weight(layer: usize, weight: &str) -> String {
     format!("body.layers.{layer}.{weight}.weight")
 }
 
+/// No length is larger; the limit keeps products of them in range.
+const LARGEST: usize = 1 << 20;
+/// Far more than any model has; each takes memory before a weight of it is missed.
+const MOST_LAYERS: usize = 1000;
+
 impl Architecture {
     /// The published model of 4 billion parameters.
     pub fn published() -> Self {
@@ -88,8 +93,10 @@ impl Architecture {
         let audio = &config["audio_encoder_config"];
         ensure!(text.is_object() && audio.is_object(), "it has no `text_config` and `audio_encoder_config`");
         let size = |of: &Value, key: &str| {
-            let value = of[key].as_u64().and_then(|value| usize::try_from(value).ok()).filter(|&value| value > 0);
-            value.with_context(|| format!("it has no positive number `{key}`"))
+            let value = of[key].as_u64().filter(|&value| value > 0).and_then(|value| usize::try_from(value).ok());
+            let value = value.with_context(|| format!("it has no positive number `{key}`"))?;
+            ensure!(value <= LARGEST, "`{key}` is {value}, and no model is as large");
+            Ok(value)
         };
         let expect = |of: &Value, key: &str, wanted: Value| {
             let found = &of[key];
@@ -103,7 +110,9 @@ impl Architecture {
         // Newer writers say `rope_parameters`, older ones `rope_scaling` or a bare key.
         let rope = [&text["rope_parameters"], &text["rope_scaling"], text];
         rope.iter().try_for_each(|rope| expect(rope, "rope_type", "default".into()))?;
-        let rope_theta = rope.iter().find_map(|rope| rope["rope_theta"].as_f64()).filter(|&theta| theta > 1.0);
+        let rope_theta =
+            rope.iter().find_map(|rope| rope["rope_theta"].as_f64()).filter(|&theta| theta > 1.0 && theta < 1e12);
+        let rms_norm_eps = text["rms_norm_eps"].as_f64().filter(|&epsilon| epsilon > 0.0 && epsilon < 1.0);
         let architecture = Self {
             hidden_size: size(text, "hidden_size")?,
             layers: size(text, "num_hidden_layers")?,
@@ -114,11 +123,13 @@ impl Architecture {
             text_vocab_size: size(text, "vocab_size")?,
             positions: size(text, "max_position_embeddings")?,
             rope_theta: rope_theta.context("it has no `rope_theta`")?,
-            rms_norm_eps: text["rms_norm_eps"].as_f64().context("it has no `rms_norm_eps`")?,
+            rms_norm_eps: rms_norm_eps.context("it has no `rms_norm_eps` between 0 and 1")?,
             codebooks: size(audio, "num_codebooks")?,
             codebook_entries: size(audio, "vocab_size")?,
         };
-        let Self { heads, kv_heads, head_dim, .. } = architecture;
+        let Self { heads, kv_heads, head_dim, layers, .. } = architecture;
+        ensure!(layers <= MOST_LAYERS, "no model has {layers} layers");
+        ensure!(architecture.query_size() <= LARGEST, "no model has {heads} heads of length {head_dim}");
         ensure!(heads.is_multiple_of(kv_heads), "{heads} heads cannot share {kv_heads} heads of keys and values");
         ensure!(head_dim.is_multiple_of(2), "heads of odd length {head_dim} cannot be rotated");
         Ok(architecture)
@@ -238,6 +249,16 @@ mod tests {
             Architecture::parse(&config).unwrap_err().to_string()
         };
         assert_eq!(refused("text_config", "head_dim", Value::Null), "it has no positive number `head_dim`");
+        assert_eq!(refused("text_config", "num_hidden_layers", 1001.into()), "no model has 1001 layers");
+        assert_eq!(refused("text_config", "head_dim", (1 << 20).into()), "no model has 4 heads of length 1048576");
+        for wrong in [0.0, -1.0, 1.0, 1e300] {
+            let epsilon = refused("text_config", "rms_norm_eps", wrong.into());
+            assert_eq!(epsilon, "it has no `rms_norm_eps` between 0 and 1");
+            let rope = refused("text_config", "rope_parameters", json!({ "rope_theta": wrong }));
+            assert_eq!(rope, "it has no `rope_theta`");
+        }
+        let huge = refused("text_config", "hidden_size", u64::MAX.into());
+        assert_eq!(huge, "`hidden_size` is 18446744073709551615, and no model is as large");
         assert_eq!(
             refused("text_config", "attention_bias", true.into()),
             "`attention_bias` is true, and only false is known"

@@ -6,6 +6,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::lengths::HalfFrameRule;
 use crate::error::UserError;
 
 /// Name of the config in a checkpoint folder that has one.
@@ -181,12 +182,17 @@ impl CodecConfig {
                 kernel: number(file, "kernel_size", known.semantic.kernel)?,
             },
         };
-        if let Some(epsilon) = semantic["layer_norm_eps"].as_f64() {
-            config.semantic.norm_epsilon = epsilon as f32;
+        if !semantic["layer_norm_eps"].is_null() {
+            let epsilon = semantic["layer_norm_eps"].as_f64().filter(|&epsilon| epsilon > 0.0 && epsilon < 1.0);
+            config.semantic.norm_epsilon = epsilon.context("it has no `layer_norm_eps` between 0 and 1")? as f32;
         }
-        if let Some(kbps) = file["target_bandwidths"].as_array().and_then(|all| all.last()?.as_f64()) {
+        let bandwidths = &file["target_bandwidths"];
+        if !bandwidths.is_null() {
+            let kbps = bandwidths.as_array().and_then(|all| all.last()?.as_f64());
+            let kbps = kbps.with_context(|| format!("`target_bandwidths` is {bandwidths}"))?;
             let frames_per_second = config.sample_rate_hz.div_ceil(config.hop_length());
             let bits_per_code = config.codebook_size.next_power_of_two().ilog2() as usize;
+            ensure!(bits_per_code > 0, "a codebook of one entry says nothing");
             config.codebooks = (1000.0 * kbps / (frames_per_second * bits_per_code) as f64) as usize;
         }
         config.check()?;
@@ -224,6 +230,11 @@ impl CodecConfig {
             acoustic.decoder_hidden
         );
         ensure!(self.codebooks > 0, "the bandwidth does not suffice for one code a frame");
+        ensure!(semantic.layers <= MOST_LAYERS, "no codec has {} layers", semantic.layers);
+        for sizes in [&semantic.conv_kernels, &semantic.conv_strides, &semantic.block_dilations] {
+            let plausible = sizes.len() <= 8 && sizes.iter().all(|&size| size <= 32);
+            ensure!(plausible, "no codec has kernels, strides or dilations of {sizes:?}");
+        }
         let (channels, kernels) = (semantic.conv_channels.len(), semantic.conv_kernels.len());
         ensure!(
             channels == kernels && kernels == semantic.conv_strides.len(),
@@ -233,9 +244,13 @@ impl CodecConfig {
         for parts in [semantic.heads, semantic.position_groups] {
             ensure!(semantic.hidden.is_multiple_of(parts), "{} channels in {parts} parts", semantic.hidden);
         }
+        HalfFrameRule::new(self)?;
         Ok(())
     }
 }
+
+/// Far more than any has; each takes memory before a tensor of it is missed.
+const MOST_LAYERS: usize = 1000;
 
 fn number(section: &Value, key: &str, known: usize) -> Result<usize> {
     if section[key].is_null() { Ok(known) } else { positive(&section[key], key) }
@@ -286,6 +301,15 @@ mod tests {
         assert_eq!(refused(stable), "`do_stable_layer_norm` is true, only false is supported");
         let ratios = json!({"acoustic_model_config": {"upsampling_ratios": [8, 5, 4, 2]}});
         assert_eq!(refused(ratios), "the encoder takes 960 samples for a frame, the decoder makes 320");
+        assert_eq!(refused(json!({"target_bandwidths": []})), "`target_bandwidths` is []");
+        let stride = json!({"semantic_model_config": {"conv_stride": vec![1 << 19; 7]}});
+        assert!(refused(stride).starts_with("no codec has kernels, strides or dilations of [524288, "));
+        let layers = json!({"semantic_model_config": {"num_hidden_layers": 1 << 19}});
+        assert_eq!(refused(layers), "no codec has 524288 layers");
+        let epsilon = json!({"semantic_model_config": {"layer_norm_eps": -1}});
+        assert_eq!(refused(epsilon), "it has no `layer_norm_eps` between 0 and 1");
+        let steps = "a frame of 960 samples is no whole number of steps of the semantic model";
+        assert_eq!(refused(json!({"downsample_factor": 1})), steps);
         assert_eq!(refused(json!({"target_bandwidths": [0.1]})), "the bandwidth does not suffice for one code a frame");
     }
 
