@@ -110,7 +110,7 @@ impl Decoder<'_, '_> {
                     let value = |frequency: &f32| function(f64::from(position as f32 * frequency)) as f32;
                     let trained = |value: f32| if rounded { bf16::from_f32(value).to_f32() } else { value };
                     let values: Vec<f32> = frequencies.iter().map(value).map(trained).collect();
-                    out.write_all(&to_bytes(&values, float))?;
+                    out.write_all(&to_bytes(&values, float)?)?;
                 }
                 Ok(())
             })?;
@@ -235,7 +235,7 @@ impl Decoder<'_, '_> {
 
     fn vector(&mut self, weight: &str, source: &str) -> Result<()> {
         let (float, tensor) = (self.float, self.weights.tensor(source)?);
-        self.model.weight(weight, float, tensor.shape(), |out| Ok(out.write_all(&to_bytes(&tensor.to_vec(), float))?))
+        self.model.weight(weight, float, tensor.shape(), |out| Ok(out.write_all(&to_bytes(&tensor.to_vec(), float)?)?))
     }
 
     /// Multiplies by matrices of the checkpoint, put on top of each other.

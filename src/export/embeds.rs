@@ -75,7 +75,7 @@ pub(super) fn write_audio_embed(
             Ok(())
         })?;
         let (scales, zero_points) = rest.unwrap_or_default();
-        model.weight("weight_scales", float, &[rows, blocks], |out| Ok(out.write_all(&to_bytes(&scales, float))?))?;
+        model.weight("weight_scales", float, &[rows, blocks], |out| Ok(out.write_all(&to_bytes(&scales, float)?)?))?;
         let shape = [rows, blocks.div_ceil(2)];
         model.weight("weight_zero_point", ElementType::Uint8, &shape, |out| Ok(out.write_all(&zero_points)?))?;
         let inputs = ["weight_Q4", "rows", "weight_scales", "weight_zero_point"];

@@ -63,7 +63,7 @@ impl Linear<'_> {
         })?;
         let (scale_values, zero_point_values) = rest.unwrap_or_default();
         let float = matrix.element_type();
-        model.weight(&scales, float, &[rows, blocks], |out| Ok(out.write_all(&to_bytes(&scale_values, float))?))?;
+        model.weight(&scales, float, &[rows, blocks], |out| Ok(out.write_all(&to_bytes(&scale_values, float)?)?))?;
         let mut inputs = vec![self.input, &packed, &scales];
         if quantizer.has_zero_points() {
             let shape = [rows, blocks.div_ceil(2)];

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use half::f16;
 
 use super::weights::Tensor;
-use crate::onnx::ElementType;
+use crate::{error::UserError, onnx::ElementType};
 
 /// Rows of weights, each the weights of one output.
 pub struct Matrix<'w> {
@@ -110,11 +110,25 @@ impl Drop for Matrix<'_> {
 }
 
 /// Little-endian bytes of values as float16 or float32.
-pub(super) fn to_bytes(values: &[f32], element_type: ElementType) -> Vec<u8> {
-    match element_type {
+///
+/// # Errors
+/// When one is not a finite number of that type.
+pub(super) fn to_bytes(values: &[f32], element_type: ElementType) -> Result<Vec<u8>> {
+    let finite = match element_type {
+        ElementType::Float16 => values.iter().all(|&value| f16::from_f32(value).is_finite()),
+        _ => values.iter().all(|value| value.is_finite()),
+    };
+    ensure!(finite, not_finite(element_type));
+    Ok(match element_type {
         ElementType::Float16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
         _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-    }
+    })
+}
+
+/// What is wrong with weights that would make a model of silence or noise.
+pub(super) fn not_finite(element_type: ElementType) -> UserError {
+    UserError::request(format!("some weights are not finite numbers in {element_type}"))
+        .with_hint("the checkpoint may be damaged: download it again")
 }
 
 /// How many threads work on weights.
@@ -123,7 +137,7 @@ pub(super) fn threads() -> usize {
 }
 
 /// Makes pieces of bytes on all threads and writes them in order; a few pieces are in memory at any time.
-fn in_order(pieces: usize, out: &mut dyn Write, make: impl Fn(usize) -> Vec<u8> + Sync) -> Result<()> {
+fn in_order(pieces: usize, out: &mut dyn Write, make: impl Fn(usize) -> Result<Vec<u8>> + Sync) -> Result<()> {
     let (make, threads) = (&make, threads());
     for first in (0..pieces).step_by(threads) {
         let made = thread::scope(|scope| {
@@ -131,7 +145,7 @@ fn in_order(pieces: usize, out: &mut dyn Write, make: impl Fn(usize) -> Vec<u8> 
                 (first..pieces.min(first + threads)).map(|piece| scope.spawn(move || make(piece))).collect();
             makers.into_iter().map(|maker| maker.join().ok().context("a thread has failed")).collect::<Result<Vec<_>>>()
         })?;
-        made.iter().try_for_each(|bytes| out.write_all(bytes))?;
+        made.into_iter().try_for_each(|bytes| anyhow::Ok(out.write_all(&bytes?)?))?;
     }
     Ok(())
 }
@@ -152,9 +166,9 @@ mod tests {
             let (mut plain, mut transposed) = (Vec::new(), Vec::new());
             matrix.write(&mut plain).unwrap();
             matrix.write_transposed(&mut transposed).unwrap();
-            assert_eq!(plain, to_bytes(&stacked, element_type));
+            assert_eq!(plain, to_bytes(&stacked, element_type).unwrap());
             let by_column: Vec<f32> = (0..130).flat_map(|k| stacked.iter().skip(k).step_by(130)).copied().collect();
-            assert_eq!(transposed, to_bytes(&by_column, element_type));
+            assert_eq!(transposed, to_bytes(&by_column, element_type).unwrap());
         }
     }
 }

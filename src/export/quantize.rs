@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use half::f16;
 
 use self::block::{Block, Rounding};
-use super::matrix::{Matrix, threads};
+use super::matrix::{Matrix, not_finite, threads};
 use crate::onnx::ElementType;
 
 /// How the scale of a block is chosen.
@@ -192,7 +192,7 @@ fn quantize_blocks<const N: usize>(
         errors.collect::<Result<Vec<_>>>()
     })?;
     errors.iter().for_each(|error| quantized.error.add(error));
-    ensure!(quantized.error.squared_weights.is_finite(), "some weights are not finite numbers");
+    ensure!(quantized.error.squared_weights.is_finite(), not_finite(matrix.element_type()));
     Ok(quantized)
 }
 

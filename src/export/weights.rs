@@ -4,16 +4,17 @@ mod random;
 
 use std::{
     collections::{BTreeSet, HashMap},
+    ffi::OsStr,
     fs::File,
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use half::{bf16, f16};
 use memmap2::Mmap;
 #[cfg(unix)]
 use memmap2::UncheckedAdvice;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -23,6 +24,8 @@ use crate::error::UserError;
 pub struct Weights {
     maps: Vec<Mmap>,
     tensors: HashMap<String, Entry>,
+    /// Tensors of other types; some may be there that no part needs.
+    unreadable: HashMap<String, Dtype>,
     origin: String,
 }
 
@@ -54,18 +57,22 @@ impl Weights {
     /// A [`UserError`] when a file is missing, incomplete or something else.
     pub fn open(folder: &Path) -> Result<Self> {
         let (mut maps, mut tensors, mut hash) = (Vec::new(), HashMap::new(), Sha256::new());
+        let mut unreadable = HashMap::new();
         let paths = shards(folder)?;
         for path in &paths {
             let map = map(path)?;
-            let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|_| incomplete(path, &map))?;
+            let (header, metadata) =
+                SafeTensors::read_metadata(&map).map_err(|error| incomplete(path, &map, &error))?;
             let data = 8 + header;
             for (name, info) in metadata.tensors() {
                 let format = match info.dtype {
                     Dtype::BF16 => Format::BFloat16,
                     Dtype::F16 => Format::Float16,
                     Dtype::F32 => Format::Float32,
-                    // Some tensor that no part needs may be of any type; one that is needed will be missed.
-                    _ => continue,
+                    other => {
+                        unreadable.insert(name, other);
+                        continue;
+                    }
                 };
                 let (start, end) = (data + info.data_offsets.0, data + info.data_offsets.1);
                 let values = Place::File { map: maps.len(), start, end, format };
@@ -79,7 +86,7 @@ impl Weights {
             hash.update(std::fs::read(folder.join(config)).unwrap_or_default());
         }
         let digest: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { maps, tensors, origin: format!("sha256-sampled:{digest}") })
+        Ok(Self { maps, tensors, unreadable, origin: format!("sha256-sampled:{digest}") })
     }
 
     /// Makes up weights of these names and shapes. The same seed makes the same weights.
@@ -89,7 +96,7 @@ impl Weights {
             (name, Entry { shape, values })
         };
         let tensors = weights.into_iter().map(entry).collect();
-        Self { maps: Vec::new(), tensors, origin: format!("random:{seed}") }
+        Self { maps: Vec::new(), tensors, unreadable: HashMap::new(), origin: format!("random:{seed}") }
     }
 
     /// What the weights are, in a word that differs where they do: a hash over the headers, the sizes and samples of
@@ -111,7 +118,10 @@ impl Weights {
         let faults: Vec<String> = wanted
             .iter()
             .filter_map(|(name, shape)| match self.tensors.get(name) {
-                None => Some(format!("{name} is missing")),
+                None => Some(match self.unreadable.get(name) {
+                    Some(found) => format!("{name} is of type {found:?}"),
+                    None => format!("{name} is missing"),
+                }),
                 Some(found) if found.shape != *shape => {
                     Some(format!("{name} has the shape {:?}, expected {shape:?}", found.shape))
                 }
@@ -233,7 +243,15 @@ fn shards(folder: &Path) -> Result<Vec<PathBuf>> {
     let unusable = || UserError::request(format!("{} cannot be used", index.display())).with_hint(DOWNLOAD);
     let json: Value = serde_json::from_slice(&std::fs::read(&index).with_context(unusable)?).with_context(unusable)?;
     let files = json["weight_map"].as_object().context("it has no `weight_map`").with_context(unusable)?;
-    let names: BTreeSet<&str> = files.values().filter_map(Value::as_str).collect();
+    // Shards lie in the folder: a name that leads elsewhere is a mistake or worse.
+    let is_plain = |name: &&str| Path::new(name).file_name() == Some(OsStr::new(name));
+    let names = files.iter().map(|(tensor, file)| {
+        file.as_str()
+            .filter(is_plain)
+            .with_context(|| format!("its file {file} of {tensor} is not the name of a file in the folder"))
+    });
+    let names = names.collect::<Result<BTreeSet<&str>>>().with_context(unusable)?;
+    ensure!(!names.is_empty(), unusable());
     let missing: Vec<&str> = names.iter().copied().filter(|name| !folder.join(name).is_file()).collect();
     if let Some(first) = missing.first() {
         let (missing, all) = (missing.len(), names.len());
@@ -256,11 +274,12 @@ fn map(path: &Path) -> Result<Mmap> {
 }
 
 /// What is wrong with a file whose header and size do not fit.
-fn incomplete(path: &Path, map: &[u8]) -> UserError {
+fn incomplete(path: &Path, map: &[u8], error: &SafeTensorError) -> UserError {
     let what = if map.starts_with(b"version https://git-lfs") {
         "it is a git-lfs pointer, not the file itself".to_owned()
     } else {
         match needed_bytes(map) {
+            Some(needed) if needed == map.len() as u64 => format!("its header is wrong: {error}"),
             Some(needed) => format!("it has {} bytes, and its header promises {needed}", map.len()),
             None => format!("its {} bytes do not begin with a header of safetensors", map.len()),
         }

@@ -9,7 +9,10 @@ use ndarray::{Array1, Array2, ArrayRef, Dimension};
 
 use super::{Lookup, PREFIX, Shapes};
 use crate::{
-    export::onnx::{ModelWriter, Node, Tensor},
+    export::{
+        matrix::not_finite,
+        onnx::{ModelWriter, Node, Tensor},
+    },
     onnx::{Axis, ElementType},
 };
 
@@ -133,7 +136,7 @@ impl<'l, 'w> Layers<'l, 'w> {
         let lookup = self.lookup;
         self.model.weight(name, ElementType::Float32, shape, |out| {
             let values = make(lookup)?;
-            ensure!(values.iter().all(|value| value.is_finite()), "some values are not finite numbers");
+            ensure!(values.iter().all(|value| value.is_finite()), not_finite(ElementType::Float32));
             write_floats(out, &values)
         })
     }

@@ -127,5 +127,5 @@ fn numbers_that_are_none_are_refused() {
     let weights = Weights::open(folder.path()).unwrap();
     let matrix = Matrix::new(vec![weights.tensor("m").unwrap()], ElementType::Float32).unwrap();
     let error = quantize(&matrix, Quantizer::Search, BlockSize::B32, None).unwrap_err();
-    assert_eq!(error.to_string(), "some weights are not finite numbers");
+    assert_eq!(error.to_string(), "some weights are not finite numbers in float32");
 }

@@ -36,7 +36,7 @@ fn what_is_missing_or_of_another_shape_is_listed() {
     weights.check(&[("a".into(), vec![2])]).unwrap();
     let error = weights.check(&["a", "b", "i", "d", "e"].map(wanted)).unwrap_err().to_string();
     let expected = "the checkpoint does not fit its config.json: a has the shape [2], expected [1], b is missing, \
-                    i is missing, and 2 more";
+                    i is of type I64, and 2 more";
     assert_eq!(error, expected);
 }
 
