@@ -186,6 +186,7 @@ impl CodecConfig {
             let epsilon = semantic["layer_norm_eps"].as_f64().filter(|&epsilon| epsilon > 0.0 && epsilon < 1.0);
             config.semantic.norm_epsilon = epsilon.context("it has no `layer_norm_eps` between 0 and 1")? as f32;
         }
+        config.check()?;
         let bandwidths = &file["target_bandwidths"];
         if !bandwidths.is_null() {
             let kbps = bandwidths.as_array().and_then(|all| all.last()?.as_f64());
@@ -194,8 +195,8 @@ impl CodecConfig {
             let bits_per_code = config.codebook_size.next_power_of_two().ilog2() as usize;
             ensure!(bits_per_code > 0, "a codebook of one entry says nothing");
             config.codebooks = (1000.0 * kbps / (frames_per_second * bits_per_code) as f64) as usize;
+            ensure!(config.codebooks > 0, "the bandwidth does not suffice for one code a frame");
         }
-        config.check()?;
         Ok(config)
     }
 
@@ -222,6 +223,7 @@ impl CodecConfig {
             ensure!(plausible, "no codec has the ratios {ratios:?}");
         }
         let (down, up) = (self.hop_length(), acoustic.upsampling_ratios.iter().product::<usize>());
+        ensure!(down <= 1 << 20, "no codec has frames of {down} samples");
         ensure!(down == up, "the encoder takes {down} samples for a frame, the decoder makes {up}");
         let halves = acoustic.upsampling_ratios.len();
         ensure!(
@@ -229,12 +231,13 @@ impl CodecConfig {
             "{} channels cannot be halved {halves} times",
             acoustic.decoder_hidden
         );
-        ensure!(self.codebooks > 0, "the bandwidth does not suffice for one code a frame");
         ensure!(semantic.layers <= MOST_LAYERS, "no codec has {} layers", semantic.layers);
         for sizes in [&semantic.conv_kernels, &semantic.conv_strides, &semantic.block_dilations] {
             let plausible = sizes.len() <= 8 && sizes.iter().all(|&size| size <= 32);
             ensure!(plausible, "no codec has kernels, strides or dilations of {sizes:?}");
         }
+        let (stride, steps) = (semantic.conv_strides.iter().product::<usize>(), self.semantic_steps());
+        ensure!(stride <= 1 << 20 && steps <= 1000, "no codec hears {steps} steps of {stride} samples in a frame");
         let (channels, kernels) = (semantic.conv_channels.len(), semantic.conv_kernels.len());
         ensure!(
             channels == kernels && kernels == semantic.conv_strides.len(),
@@ -304,6 +307,9 @@ mod tests {
         assert_eq!(refused(json!({"target_bandwidths": []})), "`target_bandwidths` is []");
         let stride = json!({"semantic_model_config": {"conv_stride": vec![1 << 19; 7]}});
         assert!(refused(stride).starts_with("no codec has kernels, strides or dilations of [524288, "));
+        let ratios = vec![1 << 19; 8];
+        let ratios = json!({"acoustic_model_config": {"upsampling_ratios": ratios, "downsampling_ratios": ratios}});
+        assert!(refused(ratios).starts_with("no codec has the ratios [524288, "));
         let layers = json!({"semantic_model_config": {"num_hidden_layers": 1 << 19}});
         assert_eq!(refused(layers), "no codec has 524288 layers");
         let epsilon = json!({"semantic_model_config": {"layer_norm_eps": -1}});
