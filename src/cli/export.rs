@@ -165,6 +165,7 @@ impl Args {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let start = Instant::now();
     let export = Export::open(&args.source()?, args.options()?, &args.parts(), &args.out)?;
+    export.check_folder(args.force)?;
     let mut plan = export.plan()?;
     if args.force {
         plan.iter_mut().for_each(|planned| planned.is_done = false);
@@ -173,7 +174,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         tell_plan(args, &plan)?;
         return Ok(Outcome::Done);
     }
-    export.prepare(plan.iter().filter(|planned| !planned.is_done).map(size).sum())?;
+    interrupt::is_checked();
+    let _claim = export.prepare(plan.iter().filter(|planned| !planned.is_done).map(size).sum())?;
     let mut written = Vec::new();
     for planned in &plan {
         interrupt::check()?;

@@ -1,5 +1,5 @@
-//! Ctrl-C: while nothing is being spoken it ends the program at once. Later the first one lets the graphs stop and
-//! everything be tidied up, and the second ends the program.
+//! Ctrl-C: while nothing is being spoken or written it ends the program at once. Later the first one lets the graphs or
+//! the export stop and everything be tidied up, and the second ends the program.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 use higgs_tts::graphs::Interrupt;
 
 static TRIGGERED: AtomicBool = AtomicBool::new(false);
+static CHECKED: AtomicBool = AtomicBool::new(false);
 static GRAPHS: Mutex<Option<Interrupt>> = Mutex::new(None);
 
 /// Begins to listen, for SIGINT, SIGTERM and SIGHUP.
@@ -18,11 +19,17 @@ pub(crate) fn listen() -> Result<()> {
         let again = TRIGGERED.swap(true, Ordering::SeqCst);
         match &*GRAPHS.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(graphs) if !again => graphs.trigger(),
+            None if !again && CHECKED.load(Ordering::SeqCst) => {}
             #[expect(clippy::exit, reason = "there is nothing to tidy up, or the person has asked twice")]
             _ => std::process::exit(130),
         }
     })?;
     Ok(())
+}
+
+/// From now on the work itself calls [`check`] every now and then, and tidies up.
+pub(crate) fn is_checked() {
+    CHECKED.store(true, Ordering::SeqCst);
 }
 
 /// From now on an interruption stops these graphs.

@@ -5,15 +5,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 
 use super::{Export, LOSS, SETTINGS, new_file};
 use crate::{error::UserError, manifest::Part, onnx::Graph};
 
 pub(super) fn write(export: &Export) -> Result<()> {
-    let tokenizer = tokenizer(export)?;
-    let ids = added_tokens(&tokenizer).context("the tokenizer has no list of added tokens")?;
+    let Tokenizer { bytes: tokenizer, ids } = Tokenizer::read(export)?;
     let file = |name: &str| export.folder.join(name);
     new_file::write(&file("tokenizer.json"), &tokenizer)?;
     if let Some(config) = companion(export, "tokenizer_config.json").filter(|path| path.is_file()) {
@@ -24,6 +23,48 @@ pub(super) fn write(export: &Export) -> Result<()> {
     new_file::write(&file("manifest.json"), pretty(&manifest(export, &ids)).as_bytes())
 }
 
+/// Checks that nothing in the folder would be mixed up: its model must be of the same target, and parts that stay must be
+/// of the same weights. `anew` allows a model of another target if none of its parts stays.
+pub(super) fn check(export: &Export, anew: bool) -> Result<()> {
+    let (shown, target) = (export.folder.display(), export.options.target);
+    let file = |name: &str| export.folder.join(name);
+    let canonical = |path: &Path| path.canonicalize().ok();
+    if let Some(checkpoint) = &export.checkpoint {
+        let same = canonical(checkpoint).is_some_and(|path| Some(path) == canonical(&export.folder));
+        ensure!(!same, UserError::request(format!("{shown} is the folder of the checkpoint: name another one")));
+    }
+    let refuse = |found: &str, wanted: &str| {
+        let hint = "name another folder, or make all parts anew with --force";
+        Err(UserError::request(format!("{shown} holds a model of {found}, not of {wanted}")).with_hint(hint).into())
+    };
+    let wanted = format!("{} {}", target.device(), target.precision());
+    let stays = |part: Part| !anew || !export.parts.contains(&part);
+    let manifest = std::fs::read(file("manifest.json")).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let manifest: Value = manifest.unwrap_or_default();
+    if let (Some(device), Some(precision)) = (manifest["device"].as_str(), manifest["precision"].as_str()) {
+        let found = format!("{device} {precision}");
+        if found != wanted && Part::ALL.into_iter().any(stays) {
+            return refuse(&found, &wanted);
+        }
+    }
+    for part in Part::ALL {
+        let settings = made(&file(&format!("{}.onnx", part.name()))).map(|made| made["settings"].clone());
+        let Some(settings) = settings.filter(Value::is_object) else { continue };
+        match settings["target"].as_str() {
+            Some(found) if found != wanted && stays(part) => return refuse(found, &wanted),
+            _ => {}
+        }
+        let (found, origin) = (&settings["weights"], export.weights.origin());
+        if found != origin && !export.parts.contains(&part) {
+            bail!(
+                UserError::request(format!("{} in {shown} is of {found}, not of {origin}", part.name()))
+                    .with_hint("name another folder, or make all parts anew")
+            );
+        }
+    }
+    Ok(())
+}
+
 fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
@@ -32,19 +73,40 @@ fn companion(export: &Export, name: &str) -> Option<PathBuf> {
     export.checkpoint.as_deref().map(|folder| folder.join(name))
 }
 
-/// The checkpoint's tokenizer; for made-up weights without one, a made-up one.
-fn tokenizer(export: &Export) -> Result<Vec<u8>> {
-    let Some(path) = companion(export, "tokenizer.json") else {
-        return Ok(bytes_as_tokens().to_string().into_bytes());
-    };
-    std::fs::read(&path).with_context(|| {
-        let hint = "the checkpoint's own tokenizer.json belongs beside its config.json";
-        UserError::request(format!("cannot open {}", path.display())).with_hint(hint)
-    })
+pub(super) struct Tokenizer {
+    bytes: Vec<u8>,
+    /// Of added tokens.
+    ids: BTreeMap<String, u64>,
 }
 
-fn added_tokens(tokenizer: &[u8]) -> Option<BTreeMap<String, u64>> {
-    let tokenizer: Value = serde_json::from_slice(tokenizer).ok()?;
+impl Tokenizer {
+    /// The checkpoint's tokenizer; for made-up weights without one, a made-up one.
+    pub(super) fn read(export: &Export) -> Result<Self> {
+        let Some(path) = companion(export, "tokenizer.json") else {
+            return Self::parse(bytes_as_tokens().to_string().into_bytes(), export.architecture.text_vocab_size);
+        };
+        let hint = "the checkpoint's own tokenizer.json belongs beside its config.json";
+        let wrong = |what: String| move || UserError::request(what).with_hint(hint);
+        let bytes = std::fs::read(&path).with_context(wrong(format!("cannot open {}", path.display())))?;
+        Self::parse(bytes, export.architecture.text_vocab_size)
+            .with_context(wrong(format!("{} cannot be used", path.display())))
+    }
+
+    fn parse(bytes: Vec<u8>, rows: usize) -> Result<Self> {
+        let json: Value = serde_json::from_slice(&bytes).context("it is not valid JSON")?;
+        let ids = added_tokens(&json).context("it has no list of added tokens")?;
+        for name in SPECIAL {
+            ensure!(ids.contains_key(name), "it has no token {name}");
+        }
+        ensure!(json["model"].is_object(), "it has no `model`");
+        for (name, id) in &ids {
+            ensure!(*id < rows as u64, "the id {id} of {name} is outside the {rows} rows of the text embeddings");
+        }
+        Ok(Self { bytes, ids })
+    }
+}
+
+fn added_tokens(tokenizer: &Value) -> Option<BTreeMap<String, u64>> {
     let tokens = tokenizer["added_tokens"].as_array()?.iter();
     Some(tokens.filter_map(|token| Some((token["content"].as_str()?.to_owned(), token["id"].as_u64()?))).collect())
 }

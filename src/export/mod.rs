@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::json;
 
+pub use self::new_file::Claim;
 use self::{
     architecture::Architecture,
     codec::CodecConfig,
@@ -122,7 +123,11 @@ impl Export {
         };
         weights.check(&needed)?;
         options.check(&architecture)?;
-        Ok(Self { architecture, codec, weights, options, checkpoint, parts: parts.to_vec(), folder: folder.to_owned() })
+        let (parts, folder) = (parts.to_vec(), folder.to_owned());
+        let export = Self { architecture, codec, weights, options, checkpoint, parts, folder };
+        // An export takes minutes, and would end with this.
+        folder::Tokenizer::read(&export)?;
+        Ok(export)
     }
 
     /// What will be written, and how large it will be.
@@ -140,23 +145,35 @@ impl Export {
         self.parts.iter().map(plan).collect()
     }
 
-    /// Makes the folder, and checks that so many bytes will fit on its disk.
+    /// Checks that what the folder holds already goes together with what will be written; writes nothing. `anew` allows a
+    /// model of another target whose parts will all be replaced.
     ///
     /// # Errors
-    /// A [`UserError`] when the folder cannot be made or the disk is too full.
-    pub fn prepare(&self, bytes: u64) -> Result<()> {
+    /// A [`UserError`] when it does not, or when the folder is that of the checkpoint.
+    pub fn check_folder(&self, anew: bool) -> Result<()> {
+        folder::check(self, anew)
+    }
+
+    /// Makes the folder, checks that so many bytes will fit on its disk, and begins: until [`Self::finish`] the folder is
+    /// no model, and until the claim is dropped no other export may write to it.
+    ///
+    /// # Errors
+    /// A [`UserError`] when the folder cannot be made, another export writes to it, or the disk is too full.
+    pub fn prepare(&self, bytes: u64) -> Result<Claim> {
         let shown = self.folder.display();
         let failed = || UserError::request(format!("the folder {shown} cannot be made"));
         std::fs::create_dir_all(&self.folder).with_context(failed)?;
-        match new_file::free_bytes(&self.folder) {
-            Some(free) if free < bytes => {
-                let gigabytes = |bytes: u64| bytes as f64 / 1e9;
-                let (free, needed) = (gigabytes(free), gigabytes(bytes));
-                let message = format!("the disk of {shown} has {free:.2} GB free, and {needed:.2} GB are needed");
-                Err(UserError::request(message).into())
-            }
-            _ => Ok(()),
+        let claim = Claim::take(&self.folder)?;
+        if let Some(free) = new_file::free_bytes(&self.folder).filter(|&free| free < bytes) {
+            let [free, needed] = [free, bytes].map(|bytes| bytes as f64 / 1e9);
+            let message = format!("the disk of {shown} has {free:.2} GB free, and {needed:.2} GB are needed");
+            return Err(UserError::request(message).into());
         }
+        // Old and new parts must not pass for a model if this export is broken off.
+        if bytes > 0 {
+            new_file::remove(&self.folder.join("manifest.json"))?;
+        }
+        Ok(claim)
     }
 
     /// Writes one part. The folder must exist.

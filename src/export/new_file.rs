@@ -1,13 +1,15 @@
 //! A file that appears whole or not at all.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::{self, Write},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result};
 use tempfile::NamedTempFile;
+
+use crate::error::UserError;
 
 /// A file that grows under another name beside its own, and gets its own when it is safe on the disk. Dropped before
 /// that, it leaves nothing behind.
@@ -45,7 +47,7 @@ impl NewFile {
         let Self { part, path } = self;
         let failed = || format!("cannot write {}", path.display());
         part.as_file().sync_all().with_context(failed)?;
-        part.persist(&path).with_context(failed)?;
+        part.persist(&path).map_err(|error| error.error).with_context(failed)?;
         Ok(())
     }
 }
@@ -65,6 +67,36 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = NewFile::create(path)?;
     file.write_all(bytes).with_context(|| format!("cannot write {}", path.display()))?;
     file.finish()
+}
+
+/// The right to write to a folder, until it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Claim {
+    /// The folder itself, locked: nothing is left behind, even by a process that is killed.
+    _folder: Option<File>,
+}
+
+impl Claim {
+    /// Claims a folder, where the system can lock one.
+    pub(super) fn take(folder: &Path) -> Result<Self> {
+        let opened = File::open(folder).ok();
+        if let Some(Err(TryLockError::WouldBlock)) = opened.as_ref().map(File::try_lock) {
+            let message = format!("another export writes to {} just now", folder.display());
+            return Err(UserError::request(message).into());
+        }
+        Ok(Self { _folder: opened })
+    }
+}
+
+/// Removes a file if it is there.
+pub(super) fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot replace {}", path.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Bytes that the disk of a folder has room for, where the system says so.

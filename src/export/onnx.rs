@@ -7,7 +7,6 @@ mod proto;
 
 use std::{
     collections::HashSet,
-    fs,
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
 };
@@ -267,12 +266,7 @@ impl<'w> ModelWriter<'w> {
         let model = model.encode_to_vec();
         if let Data::Written { file, .. } = self.data {
             // The graph of an earlier export must not meet the weights of this one.
-            match fs::remove_file(&self.path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(error).with_context(|| format!("cannot replace {}", self.path.display()));
-                }
-                _ => {}
-            }
+            new_file::remove(&self.path)?;
             if let Some(file) = file {
                 let path = file.get_ref().path().to_owned();
                 let file = file.into_inner().map_err(io::IntoInnerError::into_error);
