@@ -69,12 +69,12 @@ pub(super) fn write_audio_embed(
         let mut rest = None;
         model.weight("weight_Q4", ElementType::Uint8, &[rows, blocks * BLOCK_SIZE.weights() / 2], |out| {
             let quantized = quantize(&table, Quantizer::MinMaxEven, BLOCK_SIZE, None)?;
-            report.add("audio_embed.weight", quantized.error);
             out.write_all(&quantized.packed)?;
-            rest = Some((quantized.scales, quantized.zero_points));
+            rest = Some((quantized.scales, quantized.zero_points, quantized.error));
             Ok(())
         })?;
-        let (scales, zero_points) = rest.unwrap_or_default();
+        let (scales, zero_points, error) = rest.unwrap_or_default();
+        report.add("audio_embed.weight", error);
         model.weight("weight_scales", float, &[rows, blocks], |out| Ok(out.write_all(&to_bytes(&scales, float)?)?))?;
         let shape = [rows, blocks.div_ceil(2)];
         model.weight("weight_zero_point", ElementType::Uint8, &shape, |out| Ok(out.write_all(&zero_points)?))?;

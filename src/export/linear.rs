@@ -56,12 +56,12 @@ impl Linear<'_> {
         let mut rest = None;
         model.weight(&packed, ElementType::Uint8, &[rows, blocks, size / 2], |out| {
             let quantized = quantize(matrix, quantizer, block_size, importance)?;
-            report.add(self.weight, quantized.error);
             out.write_all(&quantized.packed)?;
-            rest = Some((quantized.scales, quantized.zero_points));
+            rest = Some((quantized.scales, quantized.zero_points, quantized.error));
             Ok(())
         })?;
-        let (scale_values, zero_point_values) = rest.unwrap_or_default();
+        let (scale_values, zero_point_values, error) = rest.unwrap_or_default();
+        report.add(self.weight, error);
         let float = matrix.element_type();
         model.weight(&scales, float, &[rows, blocks], |out| Ok(out.write_all(&to_bytes(&scale_values, float)?)?))?;
         let mut inputs = vec![self.input, &packed, &scales];

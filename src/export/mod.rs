@@ -185,9 +185,6 @@ impl Export {
         let mut report = Report::default();
         let mut model = ModelWriter::create(&path, watch);
         self.describe(part, &mut model, &mut report)?;
-        if let Some(total) = report.total() {
-            model.metadata(LOSS, &format!("{:.5}", total.relative_rms()));
-        }
         model.finish()?;
         Ok(report)
     }
@@ -216,7 +213,12 @@ impl Export {
             Part::AudioTokenizer => codec::decoder(codec, &lookup, model),
             Part::AudioEncoder => codec::encoder(codec, &lookup, model),
         }
-        .with_context(|| format!("cannot export {}", part.name()))
+        .with_context(|| format!("cannot export {}", part.name()))?;
+        // Where nothing is written the loss is zero, which is as many bytes long.
+        if let Some(total) = report.total() {
+            model.metadata(LOSS, &format!("{:.5}", total.relative_rms()));
+        }
+        Ok(())
     }
 
     /// Everything that a part depends on, in a word.
