@@ -237,6 +237,18 @@ fn one_export_at_a_time_writes_to_a_folder_which_is_no_model_meanwhile() {
     assert!(out.join("manifest.json").exists());
 }
 
+/// For root every folder is open, but not one of the kernel's.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_folder_that_takes_no_files_is_refused_at_once() {
+    let folder = folder();
+    let (code, stderr) = export(folder.path(), "--checkpoint ck --out /proc/self/fdinfo");
+    assert!(
+        code == Some(2) && stderr.starts_with("higgs-tts: the folder /proc/self/fdinfo cannot be written to: "),
+        "{stderr}"
+    );
+}
+
 #[test]
 fn an_export_that_is_broken_off_goes_on_where_it_was() {
     let folder = folder();

@@ -158,12 +158,15 @@ impl Export {
     /// no model, and until the claim is dropped no other export may write to it.
     ///
     /// # Errors
-    /// A [`UserError`] when the folder cannot be made, another export writes to it, or the disk is too full.
+    /// A [`UserError`] when the folder cannot be made or written to, another export writes to it, or the disk is too full.
     pub fn prepare(&self, bytes: u64) -> Result<Claim> {
         let shown = self.folder.display();
         let failed = || UserError::request(format!("the folder {shown} cannot be made"));
         std::fs::create_dir_all(&self.folder).with_context(failed)?;
         let claim = Claim::take(&self.folder)?;
+        // A file without a name leaves nothing behind.
+        let closed = || UserError::request(format!("the folder {shown} cannot be written to"));
+        tempfile::tempfile_in(&self.folder).with_context(closed)?;
         if let Some(free) = new_file::free_bytes(&self.folder).filter(|&free| free < bytes) {
             let [free, needed] = [free, bytes].map(|bytes| bytes as f64 / 1e9);
             let message = format!("the disk of {shown} has {free:.2} GB free, and {needed:.2} GB are needed");
