@@ -93,7 +93,7 @@ flag_value! { DeviceArg(Device):
     "cuda" => Device::Cuda, "NVIDIA GPUs";
 }
 flag_value! { PrecisionArg(Precision):
-    "int4" => Precision::Int4, "weights of 4 bits: a quarter of the size";
+    "int4" => Precision::Int4, "weights of 4 bits: the smallest";
     "fp16" => Precision::Fp16, "half precision, for GPUs";
     "fp32" => Precision::Fp32, "single precision, for processors";
 }
@@ -109,7 +109,7 @@ flag_value! { QuantizerArg(Quantizer):
 }
 flag_value! { BlockSizeArg(BlockSize):
     "32" => BlockSize::B32, "largest and finest";
-    "64" => BlockSize::B64, "a tenth smaller";
+    "64" => BlockSize::B64, "a decoder smaller by a tenth";
     "128" => BlockSize::B128, "smallest and coarsest";
 }
 flag_value! { PartArg(Part):
