@@ -645,3 +645,25 @@ fn any_number_of_threads_speaks() {
         assert_eq!((ran.code, samples(&wav).len()), (Some(4), 8640), "{threads}");
     }
 }
+
+#[test]
+fn a_file_beyond_the_limit_of_the_process_is_an_error_that_leaves_nothing() {
+    let folder = folder();
+    // Once without the limit, which the unpacked library would not fit in either.
+    assert_eq!(run(program_in(folder.path(), &whole(), "--selftest --out speech.wav"), b"").code, Some(0));
+    fs::remove_file(folder.path().join("speech.wav")).unwrap();
+    let ordinary = program_in(folder.path(), &whole(), "--text Hello. --seed 5 --max-frames 25 --out speech.wav");
+    // Ten blocks of 512 bytes or a kibibyte, by shell; a second of sound has 48,000 bytes.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 10; exec \"$@\"", "sh"]).arg(ordinary.get_program()).args(ordinary.get_args());
+    shell.current_dir(folder.path());
+    for (name, value) in ordinary.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let Run { code, stderr, .. } = run(shell, b"");
+    assert_eq!((code, &stderr[..]), (Some(1), "higgs-tts: cannot write `speech.wav`: File too large (os error 27)\n"));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}

@@ -1,6 +1,8 @@
 //! Ctrl-C: while nothing is being spoken or written it ends the program at once. Later the first one lets the graphs or
 //! the export stop and everything be tidied up, and the second ends the program.
 
+#[cfg(unix)]
+use std::sync::Arc;
 use std::sync::{
     Mutex, PoisonError,
     atomic::{AtomicBool, Ordering},
@@ -15,6 +17,10 @@ static GRAPHS: Mutex<Option<Interrupt>> = Mutex::new(None);
 
 /// Begins to listen, for SIGINT, SIGTERM and SIGHUP.
 pub(crate) fn listen() -> Result<()> {
+    // A file that grows beyond the limit of the process is an error like a full disk, not a sudden death that leaves
+    // half a file behind.
+    #[cfg(unix)]
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default())?;
     ctrlc::set_handler(|| {
         let again = TRIGGERED.swap(true, Ordering::SeqCst);
         match &*GRAPHS.lock().unwrap_or_else(PoisonError::into_inner) {
