@@ -77,14 +77,15 @@ impl Request {
     }
 
     fn max_rows(&self, codebooks: Codebooks, frame_s: f64) -> usize {
-        let frames = match (self.max_frames, self.sampling.rules) {
-            (Some(frames), _) => frames.max(1),
-            (None, Rules::Reference) => return health::MOST_ROWS,
-            (None, Rules::Legal) => (health::longest_s(text::expected_speech_s(&self.text)) / frame_s).ceil() as usize,
-        };
         // A cap that the caller names counts; the one that the text gives stays below the reference's.
-        let most = if self.max_frames.is_some() { usize::MAX } else { health::MOST_ROWS };
-        codebooks.rows_of(frames).min(most)
+        match (self.max_frames, self.sampling.rules) {
+            (Some(frames), _) => codebooks.rows_of(frames.max(1)),
+            (None, Rules::Reference) => health::MOST_ROWS,
+            (None, Rules::Legal) => {
+                let longest_s = health::longest_s(text::expected_speech_s(&self.text));
+                codebooks.rows_of((longest_s / frame_s).ceil() as usize).min(health::MOST_ROWS)
+            }
+        }
     }
 }
 

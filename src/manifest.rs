@@ -111,6 +111,11 @@ impl Manifest {
         Ok(self.folder.join(name))
     }
 
+    /// Whether the manifest names a part and something is there under that name.
+    pub fn has(&self, part: Part) -> bool {
+        self.file(part).is_ok_and(|path| path.exists())
+    }
+
     /// The tokenizer's file.
     pub fn tokenizer(&self) -> PathBuf {
         self.folder.join("tokenizer.json")

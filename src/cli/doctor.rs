@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         interrupt::check()?;
         let is_codec = matches!(part, Part::AudioTokenizer | Part::AudioEncoder);
         let device = if is_codec { devices.codec } else { devices.language };
-        if part == Part::AudioEncoder && !manifest.file(part).is_ok_and(|path| path.exists()) {
+        if part == Part::AudioEncoder && !manifest.has(part) {
             writeln!(out, "{}: not there, so voices cannot be cloned", part.name())?;
             continue;
         }
@@ -139,7 +139,7 @@ fn fit_together(manifest: &Manifest) -> Result<()> {
     let language = contract::check_language(manifest)?;
     PromptBuilder::of_folder(manifest, language.text_vocab_size)?;
     let codec = contract::check_codec_decoder(manifest)?;
-    match manifest.file(Part::AudioEncoder).is_ok_and(|path| path.exists()) {
+    match manifest.has(Part::AudioEncoder) {
         true => contract::check_codec_encoder(manifest, &codec),
         false => Ok(()),
     }

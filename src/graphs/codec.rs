@@ -60,7 +60,7 @@ impl Codec {
 
     /// Whether the folder names an encoder that is there.
     pub fn has_encoder(&self) -> bool {
-        self.manifest.file(Part::AudioEncoder).is_ok_and(|path| path.is_file())
+        self.manifest.has(Part::AudioEncoder)
     }
 
     /// Decodes frames to samples, `hop_length` a frame.
@@ -70,15 +70,15 @@ impl Codec {
     pub fn decode(&mut self, codes: &Codes) -> Result<Vec<f32>> {
         let frames: Vec<&[u16]> = codes.frames().collect();
         let samples = self.decode_in_windows(&frames, WINDOW_FRAMES, CONTEXT_FRAMES)?;
-        if let Some(position) = samples.iter().position(|sample| !sample.is_finite()) {
-            let message = format!("the codec gave {} for sample {position}", samples[position]);
+        let broken = |what: String| {
             let hint = "a broken kernel is likely: try `--codec-device cpu`, and see `higgs-tts doctor`";
-            return Err(UserError::model(message).with_hint(hint).into());
+            UserError::model(format!("the codec gave {what}")).with_hint(hint)
+        };
+        if let Some(position) = samples.iter().position(|sample| !sample.is_finite()) {
+            return Err(broken(format!("{} for sample {position}", samples[position])).into());
         }
         if !samples.is_empty() && samples.iter().all(|&sample| sample == 0.0) {
-            let message = format!("the codec gave nothing but zeros for {} frames", frames.len());
-            let hint = "a broken kernel is likely: try `--codec-device cpu`, and see `higgs-tts doctor`";
-            return Err(UserError::model(message).with_hint(hint).into());
+            return Err(broken(format!("nothing but zeros for {} frames", frames.len())).into());
         }
         Ok(samples)
     }
